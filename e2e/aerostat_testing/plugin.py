@@ -1,0 +1,1 @@
+"""Fixtures shared by the suites of all components; loaded as a pytest plugin, since there are no `conftest.py` files."""
