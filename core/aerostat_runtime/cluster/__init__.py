@@ -1,0 +1,1 @@
+"""The declared state of the cluster behind one port, and its adapters."""

@@ -1,0 +1,85 @@
+"""`Cluster`: list, watch, apply, patch status. What an API server is to us, and no more.
+
+Adapters: a folder of manifests (`folder`, for standalone) and a Kubernetes API server. One conformance suite runs
+over all of them. Objects are JSON as the API has them; `aerostat_core.resources` reads them.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from aerostat_core.errors import PermanentError
+from aerostat_core.ids import NamespacedName
+from aerostat_core.resources import Resource
+
+
+class Kind(StrEnum):
+    MODEL = "Model"
+    POOL = "Pool"
+    SLO = "SLO"
+    INSTANCE = "Instance"
+    NODE = "Node"
+
+
+class Change(StrEnum):
+    ADDED = "Added"
+    MODIFIED = "Modified"
+    DELETED = "Deleted"
+    SYNCED = "Synced"  # all that existed when the watch began has been delivered
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    change: Change
+    kind: Kind
+    resource: Resource | None  # None only for SYNCED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something that a person would want to know about an object: a Kubernetes Event."""
+
+    kind: Kind
+    name: NamespacedName
+    reason: str  # CamelCase
+    message: str
+    warning: bool = False
+
+
+class InvalidResourceError(PermanentError):
+    """Schema or a validation rule refuses the object; the message is the rule's own."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("Invalid", message)
+
+
+class Cluster(Protocol):
+    """Waits inside are bounded; outages are retried by the adapter, a watch survives them and delivers what it missed."""
+
+    async def list(self, kind: Kind) -> list[Resource]: ...
+
+    def watch(self, kind: Kind) -> AsyncIterator[WatchEvent]:
+        """All present objects as ADDED, then SYNCED, then changes. Ends only when the iterator is closed."""
+        ...
+
+    async def apply(self, resource: Resource) -> Resource:
+        """Create or update `metadata.labels`, `metadata.ownerReferences` and `spec`; status stays.
+
+        An apply that changes nothing writes nothing. Raises InvalidResourceError.
+        """
+        ...
+
+    async def patch_status(self, kind: Kind, name: NamespacedName, status: Resource) -> bool:
+        """Replace the status; unchanged writes nothing. False: the object is gone, which is no error."""
+        ...
+
+    async def delete(self, kind: Kind, name: NamespacedName) -> None:
+        """Delete it; absent already is no error."""
+        ...
+
+    async def note(self, note: Note) -> None:
+        """Record an event. Best effort: nothing depends on it."""
+        ...
+
+    async def close(self) -> None: ...

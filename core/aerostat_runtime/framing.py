@@ -1,0 +1,116 @@
+"""Frames on a node's Unix sockets: 4 bytes of length (little endian), then that many bytes; descriptors ride beside.
+
+`FrameDecoder` is the codec alone, for threads that own a blocking socket (the engine). `FramedSocket` is the same
+for asyncio (agent, keeper). Both bound what they buffer; neither knows what a frame means.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from aerostat_core.errors import AerostatError
+
+MAX_FRAME_BYTES: Final = 16 << 20
+MAX_FDS: Final = 253  # the kernel's SCM_MAX_FD
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 256 << 10
+
+
+class FramingError(AerostatError):
+    """The peer does not speak frames, or speaks too large ones: the connection is of no use any more."""
+
+
+def encode(payload: bytes) -> bytes:
+    """Raises FramingError when the payload is too large for a frame."""
+    if len(payload) > MAX_FRAME_BYTES:
+        raise FramingError(f"a frame takes at most {MAX_FRAME_BYTES} bytes, got {len(payload)}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameDecoder:
+    """Bytes in as they come, whole frames out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Frames that are complete now. Raises FramingError for a length over the limit."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (n,) = _LENGTH.unpack_from(self._buffer)
+            if n > MAX_FRAME_BYTES:
+                raise FramingError(f"a frame takes at most {MAX_FRAME_BYTES} bytes, the peer announces {n}")
+            end = _LENGTH.size + n
+            if len(self._buffer) < end:
+                return
+            frame = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield frame
+
+
+class FramedSocket:
+    """One connected Unix stream socket, used by one reader task and any number of writers.
+
+    Descriptors that arrive with a frame are handed out with the first frame that completes after them.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = FrameDecoder()
+        self._frames: list[bytes] = []
+        self._fds: list[int] = []
+        self._send_lock = asyncio.Lock()
+
+    async def send(self, payload: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Raises OSError when the peer is gone."""
+        if len(fds) > MAX_FDS:
+            raise FramingError(f"a frame carries at most {MAX_FDS} descriptors, got {len(fds)}")
+        data = memoryview(encode(payload))
+        async with self._send_lock:
+            if fds:
+                await self._writable()
+                data = data[socket.send_fds(self._sock, [data], list(fds)) :]
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+
+    async def receive(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """The next frame and its descriptors (the caller owns them); None when the peer closed."""
+        while not self._frames:
+            data, fds = await self._recv()
+            self._fds += fds
+            if not data:
+                return None
+            self._frames += self._decoder.feed(data)
+        fds, self._fds = self._fds, []
+        return self._frames.pop(0), tuple(fds)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def _recv(self) -> tuple[bytes, list[int]]:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._readable()
+            else:
+                return data, fds
+
+    async def _readable(self) -> None:
+        await _ready(self._sock, writing=False)
+
+    async def _writable(self) -> None:
+        await _ready(self._sock, writing=True)
+
+
+async def _ready(sock: socket.socket, *, writing: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    add(sock, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        remove(sock)
