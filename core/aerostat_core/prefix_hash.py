@@ -36,10 +36,9 @@ def token_pages(tokens: Sequence[int], page_size: int) -> Iterator[bytes]:
 def token_prefix(tokens: Sequence[int], page_size: int) -> tuple[bytes, int]:
     """Hash at the last full page, and the tokens that it covers (0 and an empty hash for less than a page)."""
     last = b""
-    n_pages = 0
-    for last in token_pages(tokens, page_size):
-        n_pages += 1
-    return last, n_pages * page_size
+    for digest in token_pages(tokens, page_size):
+        last = digest
+    return last, len(tokens) // page_size * page_size
 
 
 def message_chain(*, model: str, tenant: str, messages: Iterable[bytes]) -> tuple[bytes, ...]:
