@@ -107,10 +107,10 @@ class FramedSocket:
 
 async def _ready(sock: socket.socket, *, writing: bool) -> None:
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
+    ready = asyncio.Event()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
-    add(sock, lambda: ready.done() or ready.set_result(None))
+    add(sock, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
         remove(sock)
