@@ -1,19 +1,52 @@
 # The project's commands. `make` alone lists them.
 PY := .venv/bin/python
 UV := .venv/.tools/bin/uv
+PYTEST := $(PY) -m pytest -q --durations=5
+READY := .venv/.ready
+QUICKSTART := .aerostat/quickstart
 
-.PHONY: help setup lock protos
+.DEFAULT_GOAL := help
+.PHONY: help setup lock protos fmt lint test-fast test test-long up bench-quick clean
+
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
 
-setup: .venv/.ready ## install everything that the project needs into .venv (pinned, hashed)
+setup: $(READY) ## install everything that the project needs into .venv (pinned, hashed)
 
-.venv/.ready: requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml scripts/setup scripts/uv.lock.txt
 	@sh scripts/setup
 
-lock: .venv/.ready ## compile requirements.lock anew from pyproject.toml
-	$(UV) pip compile pyproject.toml --python-version 3.11 --all-extras --group test --group lint --generate-hashes \
-	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements.lock
+lock: $(READY) ## compile requirements.lock anew from pyproject.toml
+	$(UV) pip compile pyproject.toml --python-version 3.11 --all-extras --group build --group test --group lint \
+	  --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements.lock
 
-protos: ## generate the protobuf code beside the .proto files
-	$(PY) scripts/generate_protos.py
+protos: $(READY) ## generate the protobuf code beside the .proto files
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/generate_protos.py
+
+fmt: $(READY) ## format the code and fix what ruff can fix
+	.venv/bin/ruff check --fix --quiet . ; .venv/bin/ruff format .
+
+lint: $(READY) ## ruff, mypy strict, import contracts
+	@sh scripts/lint
+
+test-fast: $(READY) ## the tests that need nothing but this Python (seconds)
+	@$(PYTEST) -m "cpu and not long"
+
+test: $(READY) ## lint and all tests but the long ones and those for GPUs (what CI runs)
+	@scripts/phase "lint" sh scripts/lint
+	@scripts/phase "tests without engines" $(PYTEST) -m "cpu and not long"
+	@scripts/phase "tests with real engines" $(PYTEST) -m "engine and not long"
+
+test-long: $(READY) ## the tests that take minutes each
+	@scripts/phase "long tests" $(PYTEST) -m "long and not gpu and not cluster"
+
+up: $(READY) ## serve crds/samples/quickstart on 127.0.0.1:8080; edit the copy in .aerostat/quickstart while it runs
+	@[ -d $(QUICKSTART) ] || { mkdir -p .aerostat && cp -r crds/samples/quickstart $(QUICKSTART); }
+	@exec .venv/bin/aerostat up $(QUICKSTART) $(UP)
+
+bench-quick: $(READY) ## measure cached prompts, decode speed and the router (QUICK=1: about a minute)
+	@$(PY) e2e/bench/quick.py
+
+clean: ## remove caches and state; .venv and downloaded models stay
+	rm -rf .aerostat .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
