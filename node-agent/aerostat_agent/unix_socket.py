@@ -1,0 +1,40 @@
+"""Listening on a Unix socket whose last owner may have been killed. Shared by keeper and agent."""
+
+import socket
+from pathlib import Path
+from typing import Final
+
+from aerostat_core.errors import SettingError
+
+_MAX_PATH_BYTES: Final = 107  # sockaddr_un, less its final zero
+
+
+def listen(path: Path) -> socket.socket:
+    """Bind and listen. A stale socket is replaced. Raises SettingError when the path is too long, taken or not writable."""
+    if len(bytes(path)) > _MAX_PATH_BYTES:
+        raise SettingError(f"a socket path takes at most {_MAX_PATH_BYTES} bytes, got {path}: choose a shorter run folder")
+    if _answers(path):
+        raise SettingError(f"another process listens on {path}: end it, or choose another run folder")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        sock.bind(str(path))
+        path.chmod(0o600)
+        sock.listen(64)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise SettingError(f"cannot listen on {path}: {error}; the run folder must exist and be writable") from error
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError as error:
+            raise SettingError(f"{path} is in the way: {error}; remove it") from error
+    return True
