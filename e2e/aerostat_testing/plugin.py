@@ -1,1 +1,35 @@
 """Fixtures shared by the suites of all components; loaded as a pytest plugin, since there are no `conftest.py` files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aerostat_testing.leaks import can_check_tasks, failing_on_leaked_children, failing_on_leaked_tasks
+from aerostat_testing.standalone import Standalone
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and can_check_tasks(item.obj):
+            item.obj = failing_on_leaked_tasks(item.obj)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_children() -> Iterator[None]:
+    with failing_on_leaked_children():
+        yield
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Standalone]:
+    """An `aerostat up` of this test alone, over `tmp_path/manifests`: write manifests, then `start()` it."""
+    with Standalone(tmp_path) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def shared_standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """One for all tests of a module, since an engine takes half a minute to start."""
+    with Standalone(tmp_path_factory.mktemp("standalone")) as run:
+        yield run

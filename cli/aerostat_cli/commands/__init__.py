@@ -1,0 +1,1 @@
+"""One module per command: `add_parser` declares its arguments, `run` carries it out and returns the exit code."""

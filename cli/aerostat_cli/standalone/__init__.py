@@ -1,0 +1,1 @@
+"""The parent process of `aerostat up`: lock, preflight, children, the operator's loop, what the user reads meanwhile."""

@@ -1,0 +1,67 @@
+"""A test that leaves a task or a child process behind fails, and names what it left."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psutil
+
+from aerostat_core.ids import Seconds
+
+# Turns of the loop in which what was cancelled may end.
+_TURNS: Final = 20
+# A child that was told to end may need this long.
+_CHILD_GRACE: Final[Seconds] = 3.0
+# The standard library's own helper process, which lives as long as the interpreter.
+_INTERPRETERS_OWN: Final = "multiprocessing.resource_tracker"
+
+
+class LeakError(AssertionError):
+    """Something outlived the test that started it."""
+
+
+def failing_on_leaked_tasks(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """The same test, which fails when tasks that it started still run after it."""
+
+    @functools.wraps(test)
+    async def checked(*args: object, **kwargs: object) -> None:
+        before = asyncio.all_tasks()
+        await test(*args, **kwargs)
+        for _ in range(_TURNS):
+            if not (left := asyncio.all_tasks() - before):
+                return
+            await asyncio.sleep(0)
+        raise LeakError("tasks still run after the test: " + ", ".join(sorted(str(task.get_coro()) for task in left)))
+
+    return checked
+
+
+def can_check_tasks(test: object) -> bool:
+    """Coroutine functions; hypothesis wraps them in its own way and is left alone."""
+    return inspect.iscoroutinefunction(test) and not hasattr(test, "hypothesis")
+
+
+@contextmanager
+def failing_on_leaked_children() -> Iterator[None]:
+    before = set(_children())
+    yield
+    _, left = psutil.wait_procs([p for p in _children() if p not in before], timeout=_CHILD_GRACE)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, timeout=_CHILD_GRACE)
+    if left:
+        raise LeakError("child processes still run after the test: " + ", ".join(map(str, left)))
+
+
+def _children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if not _belongs_to_interpreter(p)]
+
+
+def _belongs_to_interpreter(process: psutil.Process) -> bool:
+    try:
+        return any(_INTERPRETERS_OWN in word for word in process.cmdline())
+    except psutil.Error:
+        return False
