@@ -47,11 +47,26 @@ class Note:
     warning: bool = False
 
 
-class InvalidResourceError(PermanentError):
-    """Schema or a validation rule refuses the object; the message is the rule's own."""
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What is wrong with one field. `path` as people write it: `spec.models[0].name`; empty for the whole object."""
 
-    def __init__(self, message: str) -> None:
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class InvalidResourceError(PermanentError):
+    """Schema or a validation rule refuses the object; the message is the rule's own.
+
+    `violations` has it by field where the adapter knows; an adapter that has only the server's text leaves it empty.
+    """
+
+    def __init__(self, message: str, violations: tuple[Violation, ...] = ()) -> None:
         super().__init__("Invalid", message)
+        self.violations = violations
 
 
 class Cluster(Protocol):
