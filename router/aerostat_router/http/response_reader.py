@@ -55,9 +55,9 @@ class ResponseReader:
         self.has_begun = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as broken:  # an upgrade, too: nobody asked for one
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as broken:  # nobody asked for an upgrade
             if not self.is_done:
-                raise MalformedResponseError(str(broken) or "protocol upgrade") from broken
+                raise MalformedResponseError(str(broken)) from broken
             self.has_surplus = True
         if self.head is None:
             self._n_head += len(data)

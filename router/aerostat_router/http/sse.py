@@ -16,7 +16,7 @@ class EventReader:
         self._n_data = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Gives the events that are whole now; comments, ids, names and events without data are skipped. Raises ValueError past the bound."""
+        """Gives the events that are whole now. Comments, ids, names, and events without data are skipped. ValueError past the bound."""
         *lines, self._rest = _LINE_END.split(self._rest + piece)
         for line in lines:
             if not line:

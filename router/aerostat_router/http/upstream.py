@@ -68,15 +68,16 @@ class PooledCall:
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an endpoint, with at most one call on it."""
 
-    def __init__(self, pool: "Pool", shelf: Shelf) -> None:
+    def __init__(self, pool: "Pool", endpoint: Endpoint) -> None:
         self.deadline = NEVER
         self.call: PooledCall | None = None
         self._pool = pool
-        self._shelf = shelf
+        self._endpoint = endpoint
         self._reader = ResponseReader(pool.settings.max_head_bytes)
         self._is_fresh = True
         self._idle_timeout_s = pool.settings.stream_idle_timeout_s
         self._now = pool.loop.time
+        self._shelf: Shelf  # set with the transport
         self._transport: asyncio.Transport
 
     def start(self, call: PooledCall) -> None:
@@ -114,7 +115,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._pool.add(self, self._shelf)
+        self._shelf = self._pool.add(self, self._endpoint)
 
     def data_received(self, data: bytes) -> None:
         call = self.call
@@ -156,9 +157,9 @@ class UpstreamConnection(asyncio.Protocol):
         elif not self._is_fresh and not reader.has_begun and not call.is_retry:
             self._detach(call)
             call.is_retry = True
-            self._pool.connect(call, self._shelf.endpoint)
+            self._pool.connect(call, self._endpoint)
         else:
-            self._fail(FailureKind.DISCONNECTED, f"{self._shelf.endpoint} closed the connection" + (f": {exc}" if exc else ""))
+            self._fail(FailureKind.DISCONNECTED, f"{self._endpoint} closed the connection" + (f": {exc}" if exc else ""))
 
     def on_deadline(self) -> None:
         call = self.call
@@ -261,12 +262,13 @@ class Pool:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)  # for a task that is cancelled; else it leaves by itself, below
 
-    def add(self, connection: UpstreamConnection, shelf: Shelf) -> None:
-        self._shelves[shelf.endpoint] = shelf
+    def add(self, connection: UpstreamConnection, endpoint: Endpoint) -> Shelf:
+        shelf = self._shelves.setdefault(endpoint, Shelf(endpoint))
         shelf.n_connections += 1
         self._connections.add(connection)
         self._emptied.clear()
         self._deadlines.add(connection)
+        return shelf
 
     def discard(self, connection: UpstreamConnection, shelf: Shelf) -> None:
         self._connections.discard(connection)
@@ -290,9 +292,7 @@ class Pool:
         settings = self.settings
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
-                _, connection = await self.loop.create_connection(
-                    lambda: UpstreamConnection(self, self._shelves.get(endpoint) or Shelf(endpoint)), endpoint.host, endpoint.port
-                )
+                _, connection = await self.loop.create_connection(lambda: UpstreamConnection(self, endpoint), endpoint.host, endpoint.port)
         except TimeoutError:
             failure = Failure(FailureKind.CONNECT_TIMEOUT, f"{endpoint} did not accept within {settings.connect_timeout_s:g} s")
         except OSError as refused:
