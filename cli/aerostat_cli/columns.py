@@ -5,7 +5,7 @@ Rows are text; how they are drawn is `commands.get`'s.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self
 
 from aerostat_cli.json_path import find
@@ -58,8 +58,7 @@ def _text(value: Any) -> str:
 
 def age(timestamp: str, *, now: Seconds) -> str:
     """How long ago, as kubectl rounds it: `12s`, `5m30s`, `42m`, `3h`, `2d`."""
-    then = datetime.fromisoformat(timestamp).replace(tzinfo=UTC) if timestamp.endswith("Z") else datetime.fromisoformat(timestamp)
-    seconds = max(0, round(now - then.timestamp()))
+    seconds = max(0, round(now - datetime.fromisoformat(timestamp).timestamp()))
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
     if seconds < 120:
         return f"{seconds}s"

@@ -4,7 +4,6 @@ Exit codes: 0 it worked, 1 it did not (one line on stderr says why and what to d
 """
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 
@@ -28,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     try:
-        code = asyncio.run(args.run(args))
+        code = args.run(args)
     except AerostatError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"aerostat: {error}", markup=False)
         code = 1

@@ -15,7 +15,7 @@ def add_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None
     parser.set_defaults(run=run)
 
 
-async def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     for package in ("aerostat", "sglang", "torch"):
         console.print(f"{package} {_version(package)}", markup=False)
