@@ -1,0 +1,46 @@
+"""SGLang's HTTP application, guarded: who may call it, and the one call that SGLang makes to itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import requests
+from sglang.srt.entrypoints import http_server
+from sglang.srt.utils.hf_transformers_utils import get_config
+
+from aerostat_core.engine_launch import EngineLaunch
+from aerostat_engine.auth import KeyGate
+from aerostat_engine.dtypes import serving_dtype, this_cpu
+
+_LISTENS_WITHIN_SECONDS: Final = 30.0
+
+
+def serving_dtype_of(spec: EngineLaunch) -> str:
+    """The number type that SGLang is told: the one asked for, or the fastest on this CPU that loses nothing of the stored weights."""
+    asked = spec.engine_args.get("dtype", spec.dtype)
+    if asked != "auto":
+        return asked
+    stored = str(get_config(spec.model_path, trust_remote_code=spec.trust_remote_code).dtype or "float32").removeprefix("torch.")
+    return serving_dtype(stored, this_cpu())
+
+
+def guard_application(*, call_key: str, admin_key: str) -> None:
+    """Put the gate in front, and let SGLang's own request to itself through it."""
+    http_server.app.add_middleware(KeyGate, call_key=call_key, admin_key=admin_key)
+
+    def freeze_gc(server_args: Any) -> None:
+        """SGLang's own version has no key to show, and asks before the server listens."""
+        deadline = time.monotonic() + _LISTENS_WITHIN_SECONDS
+        while True:
+            try:
+                answer = requests.post(server_args.url() + "/freeze_gc", headers={"Authorization": f"Bearer {admin_key}"}, timeout=10)
+            except requests.ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                answer.raise_for_status()
+                return
+
+    http_server._freeze_gc_after_server_warmup = freeze_gc
