@@ -1,6 +1,6 @@
 """HTTP by hand, for tests of the router's data path: peers that send any bytes in any pieces, misbehave and hang up on purpose.
 
-Real sockets on loopback (`raw_server`, `connect`), and a transport without a socket for tests under virtual time. Knows nothing of the router.
+Real sockets on loopback (`raw_server`, `connect`), and a transport without one for virtual time. Knows nothing of the router.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What the router's data path adds to a call, beside a plain aiohttp reverse proxy and no proxy at all; part of `bench-quick`.
 
-Upstream, our proxy, the aiohttp proxy and the load generator are processes of their own on loopback. The three ways are interleaved in every
+Upstream, our proxy, the aiohttp proxy and the load generator are separate processes on loopback. The three are interleaved in every
 round, and figures are medians over rounds. Ours is the real front, pool and handler shape: the body is parsed, a decision is made, an
 engine's headers are set; the aiohttp proxy parses the same body and decides nothing, which favours it.
 

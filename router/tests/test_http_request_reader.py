@@ -15,8 +15,10 @@ pytestmark = pytest.mark.cpu
 SMALL = FrontSettings(max_head_bytes=400, max_headers=8, max_body_bytes=100, max_pipelined=4)
 
 PLAIN = b"POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nX-Empty:\r\nX-Two: 1\r\nX-Two: 2\r\nContent-Length: 5\r\n\r\nhello"
-CHUNKED = b"POST /y HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3;ext=1\r\nabc\r\n2\r\nde\r\n"
+CHUNKED = (
+    b"POST /y HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3;ext=1\r\nabc\r\n2\r\nde\r\n"
     b"0;last\r\nTrailer-A: 1\r\nX-Two: evil\r\n\r\n"
+)
 GET = b"GET http://h:80/z?q HTTP/1.1\r\nHost: h\r\n\r\n"
 UPGRADE = b"POST /u HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc"
 

@@ -25,7 +25,7 @@ def test_a_cut_at_any_byte_changes_nothing(end: bytes) -> None:
         b"data:  lines",
         b"id: 3",
         b"",
-        b"event: no data",
+        b"event: x",
         b"",
         b"data: x",
         b"",
