@@ -17,7 +17,7 @@ class Whole:
     high: int
 
     def refusal(self, value: str) -> str | None:
-        if re.fullmatch(r"\d{1,9}", value) and self.low <= int(value) <= self.high:
+        if re.fullmatch(r"[0-9]{1,9}", value) and self.low <= int(value) <= self.high:
             return None
         return f"a whole number from {self.low} to {self.high}"
 
@@ -28,7 +28,7 @@ class Decimal:
     high: float
 
     def refusal(self, value: str) -> str | None:
-        if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value) and self.low <= float(value) <= self.high:
+        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) and self.low <= float(value) <= self.high:
             return None
         return f"a number from {self.low:g} to {self.high:g}"
 

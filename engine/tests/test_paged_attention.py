@@ -115,7 +115,7 @@ def test_rows_of_very_different_length_are_not_padded_to_each_other() -> None:
     assert [tuple(group.slots.shape) for group in plan.decode.groups] == [(2, 600), (2, 20)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 24)), min_size=1, max_size=6),
     window=st.sampled_from([None, 0, 7, 129]),
