@@ -222,47 +222,52 @@ def _differences(kind: Kind, old: dict[NamespacedName, Resource], new: dict[Name
 
 
 class _Wakeups:
-    """One watcher of the revision file for all watches of a process."""
+    """One watcher of the revision file for all watches of a process, for as long as there are any."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._subscribers: set[asyncio.Event] = set()
         self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
         """Gives a call that waits for the next change since it returned last; it answers False after `close`."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"watch {self._root}")
+            self._stop = asyncio.Event()
+            self._task = asyncio.create_task(self._run(self._stop), name=f"watch {self._root}")
             await asyncio.sleep(0)  # its first step registers with the kernel, before the subscriber lists
         task, changed = self._task, asyncio.Event()
         self._subscribers.add(changed)
 
         async def next_wakeup() -> bool:
-            await changed.wait()
-            changed.clear()
             if not task.done():
-                return True
-            if not task.cancelled():
-                task.result()  # raises why it ended
-            return False
+                await changed.wait()
+                changed.clear()
+            if task.done():
+                task.result()  # raises why it ended, when that was not `close`
+            return not task.done()
 
         try:
             yield next_wakeup
         finally:
             self._subscribers.discard(changed)
+            if not self._subscribers:
+                await self.close()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        task, self._task = self._task, None
+        if task is not None:
+            self._stop.set()
+            await asyncio.wait({task})
 
-    async def _run(self) -> None:
+    async def _run(self, stop: asyncio.Event) -> None:
         try:
             async for _ in watchfiles.awatch(
                 self._root,
                 recursive=False,
                 watch_filter=lambda _, path: os.path.basename(path) == REVISION_FILE,
+                stop_event=stop,
                 debounce=200,
                 step=50,
                 rust_timeout=int(RELIST * 1000),
@@ -270,7 +275,7 @@ class _Wakeups:
             ):
                 self._wake()
         finally:
-            asyncio.get_running_loop().call_soon(self._wake)  # when the task is done
+            asyncio.get_running_loop().call_soon(self._wake)  # once this task is done
 
     def _wake(self) -> None:
         for changed in self._subscribers:

@@ -83,10 +83,12 @@ class ManifestFolder:
     async def watch(self) -> AsyncIterator[SyncReport]:
         """A pass at once, then one after each change of the folder; passes that change nothing are left out."""
         last: SyncReport | None = None
+        stop = asyncio.Event()
         events = watchfiles.awatch(
             self._folder,
             recursive=False,
             watch_filter=lambda _, path: _is_manifest(os.path.basename(path)),
+            stop_event=stop,
             step=int(SETTLE * 1000),
             debounce=int(SETTLE * 10_000),
             rust_timeout=int(RESCAN * 1000),
@@ -111,8 +113,8 @@ class ManifestFolder:
                         event.result()
                         event = asyncio.ensure_future(anext(events))
             finally:
-                event.cancel()
-                await asyncio.wait({event})
+                stop.set()
+                await asyncio.gather(event, return_exceptions=True)
 
     async def sync(self) -> SyncReport:
         """One pass. Raises TemporaryError when the state folder cannot take it now; what was done stays done."""
