@@ -31,14 +31,14 @@ class TokenProbe:
     margin: float
 
 
-@torch.inference_mode()
 def make_probe(path: Path, dtype: str, *, trust_remote_code: bool) -> TokenProbe:
     """Load the model in `dtype` and choose the clearest prompt."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code).eval()
-    return max((_try(model, tokenizer.encode(text)) for text in _PROMPTS), key=lambda probe: probe.margin)
+    with torch.inference_mode():
+        return max((_try(model, tokenizer.encode(text)) for text in _PROMPTS), key=lambda probe: probe.margin)
 
 
 def _try(model: torch.nn.Module, prompt_ids: list[int]) -> TokenProbe:
