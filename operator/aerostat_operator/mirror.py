@@ -1,0 +1,74 @@
+"""What the cluster holds, as far as watches and our own writes told: a plan needs no list call."""
+
+from collections.abc import Mapping
+
+from aerostat_core.ids import NamespacedName
+from aerostat_core.resources import Resource, name_of
+from aerostat_runtime.cluster.port import Change, Kind, WatchEvent
+
+Key = tuple[Kind, NamespacedName]
+
+
+class Mirror:
+    """Own writes count at once; an older state that a watch delivers later does not undo them."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, Resource] = {}
+        self._own_statuses: dict[Key, Resource] = {}  # nobody else writes the status of a Model, Pool or SLO
+        self._synced: set[Kind] = set()
+
+    @property
+    def is_synced(self) -> bool:
+        """Every kind has been delivered once: what is not here does not exist."""
+        return self._synced == set(Kind)
+
+    @property
+    def objects(self) -> Mapping[Key, Resource]:
+        own = self._own_statuses
+        return {key: r if key not in own else {**r, "status": own[key]} for key, r in self._objects.items()}
+
+    def observe(self, event: WatchEvent) -> Key | None:
+        """Take a watch event in. The key of the object that is different now, if any."""
+        if event.resource is None:
+            self._synced.add(event.kind)
+            return None
+        key = (event.kind, name_of(event.resource))
+        if event.change is Change.DELETED:
+            return key if self._remove(key, event.resource) else None
+        present = self._objects.get(key)
+        if present is not None and _is_older(event.resource, present):
+            return None
+        if present is not None and not _is_same(event.resource, present):
+            self._own_statuses.pop(key, None)
+        self._objects[key] = event.resource
+        return key
+
+    def applied(self, kind: Kind, resource: Resource) -> None:
+        self._objects[kind, name_of(resource)] = resource
+
+    def patched(self, key: Key, status: Resource) -> None:
+        self._own_statuses[key] = status
+
+    def removed(self, key: Key) -> None:
+        self._objects.pop(key, None)
+        self._own_statuses.pop(key, None)
+
+    def forget_own_statuses(self) -> None:
+        """From now on what the watches told counts, so that a status that somebody else damaged is written again."""
+        self._own_statuses.clear()
+
+    def _remove(self, key: Key, resource: Resource) -> bool:
+        present = self._objects.get(key)
+        if present is None or not _is_same(resource, present):
+            return False  # another object has the name already
+        self.removed(key)
+        return True
+
+
+def _is_same(a: Resource, b: Resource) -> bool:
+    return bool(a["metadata"].get("uid") == b["metadata"].get("uid"))
+
+
+def _is_older(new: Resource, present: Resource) -> bool:
+    """Of the same object, an earlier version (resource versions are numbers that grow)."""
+    return _is_same(new, present) and int(new["metadata"]["resourceVersion"]) < int(present["metadata"]["resourceVersion"])

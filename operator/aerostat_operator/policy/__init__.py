@@ -1,0 +1,1 @@
+"""Decisions of the operator: values in, values with reasons out. No I/O, clock, logging or randomness in here."""
