@@ -57,7 +57,9 @@ class ChatSession:
         body = {"model": self._model, "messages": messages, "max_tokens": self._max_tokens, "stream": True}
         body["stream_options"] = {"include_usage": True}
         began = time.monotonic()
-        first, usage, answer = None, {}, ""
+        first: Seconds | None = None
+        usage: dict[str, Any] = {}
+        answer = ""
         timeout = httpx.Timeout(SILENCE_LIMIT, connect=CONNECT_LIMIT)
         headers = {"x-aerostat-session-id": self.session_id}
         try:

@@ -13,6 +13,7 @@ import pytest
 
 from aerostat_cli.standalone import children
 from aerostat_cli.standalone.children import Child, ChildSpec, Family
+from aerostat_core.errors import SettingError
 from aerostat_runtime.process import adopt_orphans
 from aerostat_testing.waiting import eventually
 
@@ -75,6 +76,13 @@ async def test_a_child_that_dies_again_and_again_shows_the_end_of_its_log(tmp_pa
         assert "with exit code 1" in said[0]
         assert "no such node" not in said[0]
         assert said[1].endswith("    no such node\n    no such node")
+
+
+async def test_a_child_with_a_bad_setting_is_not_started_again(tmp_path: Path) -> None:
+    code = "import sys; print('--listen must be HOST:PORT', flush=True); sys.exit(2)"
+    child = Family(pytest.fail).add(spec(tmp_path, code))
+    with pytest.raises(SettingError, match="--listen must be HOST:PORT"):
+        await child.run()
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from aerostat_cli.standalone.run_state import (
     Run,
     find_run,
     fresh_run_folder,
-    hold_lock,
     holder_of,
     run_folder,
     running,
     runs_folder,
 )
 from aerostat_core.errors import PermanentError, SettingError
+from aerostat_runtime.cluster.state_lock import StateLock
 from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cpu
@@ -27,9 +27,10 @@ pytestmark = pytest.mark.cpu
 HOLDER = """
 import sys, time
 from pathlib import Path
-from aerostat_cli.standalone.run_state import fresh_run_folder, hold_lock
+from aerostat_cli.standalone.run_state import fresh_run_folder
+from aerostat_runtime.cluster.state_lock import StateLock
 state = Path(sys.argv[1])
-with hold_lock(state), fresh_run_folder(state) as folder:
+with StateLock(state), fresh_run_folder(state) as folder:
     (folder / "keeper.sock").touch()
     print("held", flush=True)
     time.sleep(60)
@@ -54,12 +55,10 @@ def describe(folder: Path, state: Path, *, pid: int, started_at: float = 1.0) ->
     return run
 
 
-def test_a_second_run_of_one_folder_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
+def test_who_serves_a_folder_is_known_while_it_does(tmp_path: Path) -> None:
     state = state_of(tmp_path / "a")
-    with hold_lock(state):
+    with StateLock(state):
         assert holder_of(state) == os.getpid()
-        with pytest.raises(PermanentError, match=f"served already, by pid {os.getpid()}"), hold_lock(state):
-            pass
     assert holder_of(state) is None
 
 
@@ -78,8 +77,8 @@ def test_a_killed_run_holds_nothing_and_the_next_start_removes_its_run_folder(tm
         process.wait(10)
     assert (run_folder(state) / "keeper.sock").exists()
     wait_for(lambda: holder_of(state) is None, "the kernel drops the lock")
-    with hold_lock(state), fresh_run_folder(state) as folder:
-        assert list(folder.iterdir()) == []
+    with StateLock(state), fresh_run_folder(state) as folder:
+        assert [p.name for p in folder.iterdir()] == ["logs"]
     assert list(runs_folder().iterdir()) == []
 
 
@@ -88,14 +87,14 @@ def test_a_start_removes_what_killed_runs_of_other_folders_left(tmp_path: Path) 
     for state in (dead, alive):
         run_folder(state).mkdir()
         describe(run_folder(state), state, pid=os.getpid())
-    with hold_lock(alive), hold_lock(mine), fresh_run_folder(mine):
+    with StateLock(alive), StateLock(mine), fresh_run_folder(mine):
         assert not run_folder(dead).exists()
         assert run_folder(alive).exists()
 
 
 def test_a_run_is_found_by_its_folder_else_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = state_of(tmp_path / "old"), state_of(tmp_path / "new")
-    with hold_lock(old), fresh_run_folder(old) as old_folder, hold_lock(new), fresh_run_folder(new) as new_folder:
+    with StateLock(old), fresh_run_folder(old) as old_folder, StateLock(new), fresh_run_folder(new) as new_folder:
         first = describe(old_folder, old, pid=os.getpid(), started_at=1)
         second = describe(new_folder, new, pid=os.getpid(), started_at=2)
         assert running() == [second, first]

@@ -1,12 +1,16 @@
 """Fixtures shared by the suites of all components; loaded as a pytest plugin, since there are no `conftest.py` files."""
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from aerostat_testing.leaks import can_check_tasks, failing_on_leaked_children, failing_on_leaked_tasks
 from aerostat_testing.standalone import Standalone
+
+TINY_ARCHITECTURES = ("qwen3", "llama")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,3 +37,13 @@ def shared_standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stan
     """One for all tests of a module, since an engine takes half a minute to start."""
     with Standalone(tmp_path_factory.mktemp("standalone")) as run:
         yield run
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of generated models by architecture, each with another KV shape."""
+    folder = tmp_path_factory.mktemp("tiny")
+    for architecture in TINY_ARCHITECTURES:
+        command = [sys.executable, "-m", "aerostat_engine.tiny", str(folder / architecture), "--arch", architecture]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return {architecture: folder / architecture for architecture in TINY_ARCHITECTURES}

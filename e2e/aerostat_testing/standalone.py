@@ -13,10 +13,12 @@ import psutil
 import yaml
 
 from aerostat_core.ids import Seconds
-from aerostat_testing.waiting import wait_for
+from aerostat_runtime.cluster.port import Kind
+from aerostat_testing.waiting import NotInTimeError, wait_for
 
 START_LIMIT: Final[Seconds] = 30.0
 READY_LIMIT: Final[Seconds] = 180.0
+COMMAND_LIMIT: Final[Seconds] = 30.0
 STOP_LIMIT: Final[Seconds] = 40.0
 
 
@@ -113,6 +115,48 @@ class Standalone:
 
     def survivors(self) -> list[psutil.Process]:
         return [p for p in self._family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    # ------------------------------------------------------------ objects, as `aerostat get` shows them
+
+    def get(self, what: str, *arguments: str) -> str:
+        """Output of `aerostat get`. Raises CalledProcessError."""
+        command = [sys.executable, "-m", "aerostat_cli", "get", what, *arguments, "--dir", str(self.manifests)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=self.environment, timeout=COMMAND_LIMIT)
+        return done.stdout
+
+    def objects(self, kind: Kind) -> dict[str, dict[str, Any]]:
+        """By name, read from the state folder."""
+        folder = self.manifests / ".aerostat" / "objects" / kind
+        return {path.stem: orjson.loads(path.read_bytes()) for path in folder.glob("*/*.json") if not path.name.startswith(".")}
+
+    def condition(self, model: str, condition: str = "Ready") -> dict[str, Any]:
+        """Empty where there is none (yet)."""
+        status = self.objects(Kind.MODEL).get(model, {}).get("status", {})
+        return next((c for c in status.get("conditions", ()) if c["type"] == condition), {})
+
+    def wait_ready(self, *models: str, limit: Seconds = READY_LIMIT) -> None:
+        for model in models:
+            self.wait_condition(model, "True", limit=limit)
+
+    def wait_condition(self, model: str, status: str, *, condition: str = "Ready", limit: Seconds = READY_LIMIT) -> dict[str, Any]:
+        """The condition, once it has that status for the model's present generation."""
+
+        def reached() -> dict[str, Any] | None:
+            found = self.condition(model, condition)
+            stored = self.objects(Kind.MODEL).get(model)
+            is_current = stored is not None and found.get("observedGeneration") == stored["metadata"]["generation"]
+            return found if is_current and found["status"] == status else None
+
+        try:
+            return wait_for(reached, f"{condition} of {model} is {status}", limit=limit)
+        except NotInTimeError as error:
+            shown = f"it is {self.condition(model, condition)}; aerostat up said:\n{self.said}\n{self.logs()}"
+            raise NotInTimeError(f"{error}; {shown}") from error
+
+    def logs(self, n_bytes: int = 3000) -> str:
+        """The ends of all logs, for the message of a failed test."""
+        files = sorted((self.manifests / ".aerostat" / "logs").rglob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_bytes()[-n_bytes:].decode(errors='replace')}" for path in files)
 
     # ------------------------------------------------------------ addresses
 

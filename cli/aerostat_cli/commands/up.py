@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerostat_cli.standalone import parent
-from aerostat_cli.standalone.run_state import STATE_FOLDER, hold_lock
+from aerostat_cli.standalone.run_state import STATE_FOLDER
 from aerostat_cli.standalone.settings import UpSettings, router_addresses
 from aerostat_core.errors import SettingError
+from aerostat_runtime.cluster.state_lock import StateLock
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -36,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.routers <= MAX_ROUTERS:
         raise SettingError(f"--routers: {args.routers} is not between 1 and {MAX_ROUTERS}")
     state = (args.state or manifests / STATE_FOLDER).resolve()
-    _make_private(state)
-    with hold_lock(state):
+    with StateLock(state):
         settings = UpSettings(
             manifests=manifests,
             state=state,
@@ -50,10 +50,3 @@ def run(args: argparse.Namespace) -> int:
 def _default_cache() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "aerostat" / "models"
-
-
-def _make_private(state: Path) -> None:
-    try:
-        (state / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(f"cannot write the state folder {state}: {error.strerror}. Choose another one with --state") from error

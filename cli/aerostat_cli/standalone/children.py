@@ -15,9 +15,11 @@ from typing import Final
 
 import psutil
 
+from aerostat_core.errors import SettingError
 from aerostat_core.ids import Seconds
 
 RESTART_DELAYS: Final[tuple[Seconds, ...]] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # the last one for all further tries
+BAD_SETTING: Final = 2  # exit code of all our programs for a setting that cannot work: another try changes nothing
 LIVED_LONG: Final[Seconds] = 60.0  # a child that ran this long starts over with the first delay
 KILL_GRACE: Final[Seconds] = 5.0  # for the kernel to end what got SIGKILL
 
@@ -36,7 +38,7 @@ class ChildSpec:
 
 
 class Child:
-    """One supervised program. `run` ends after `stop` only."""
+    """One supervised program. `run` ends after `stop`, and raises SettingError for a program that says so of itself."""
 
     def __init__(self, spec: ChildSpec, family: "Family") -> None:
         self.spec = spec
@@ -57,6 +59,8 @@ class Child:
             code = await self._process.wait()
             if self._stopping.is_set():
                 return
+            if code == BAD_SETTING:
+                raise SettingError(f"it cannot work as it is set. {last_lines(self.spec.log, 1).strip()} (log: {self.spec.log})")
             lived = asyncio.get_running_loop().time() - began
             failures = 0 if lived >= LIVED_LONG else failures + 1
             delay = RESTART_DELAYS[min(max(failures - 1, 0), len(RESTART_DELAYS) - 1)]
@@ -93,7 +97,7 @@ class Child:
     def _death_notice(self, code: int, delay: Seconds, failures: int) -> str:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         notice = f"{self.spec.name} ended {how}; {self.spec.what_it_means}. Starting it again in {delay:g} s"
-        if failures < 2:
+        if failures != 2:
             return notice
         return f"{notice}. Its last words ({self.spec.log}):\n{last_lines(self.spec.log)}"
 

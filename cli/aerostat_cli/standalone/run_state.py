@@ -1,4 +1,4 @@
-"""Which folders are served on this machine, by whom, and where: the lock, the run folder and `run.json`.
+"""Which folders are served on this machine, by whom, and where: the run folder and `run.json`.
 
 The lock in the state folder is the only truth about who serves: the kernel drops it however its holder ends. A run
 folder (Unix sockets, `run.json`) whose state folder nobody holds is a leftover of a killed run; the next start removes it.
@@ -10,7 +10,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +23,6 @@ from aerostat_core.ids import Seconds
 
 STATE_FOLDER: Final = ".aerostat"
 _MAX_RUNS_PATH: Final = 107 - len("/0123456789ab/keeper.sock")
-_LOCK_PATIENCE: Final[Seconds] = 1.0  # a reader holds the shared lock for microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,48 +57,20 @@ class Run:
         return cls(**fields | {"routers": tuple(RouterAddresses(**r) for r in fields["routers"])})
 
 
-@contextmanager
-def hold_lock(state: Path) -> Iterator[None]:
-    """Be the one that serves this folder. Raises PermanentError that names the other's pid."""
-    descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not _try_lock(descriptor, fcntl.LOCK_EX, patience=_LOCK_PATIENCE):
-            raise PermanentError("AlreadyServed", f"{state.parent} is served already, by pid {_read_pid(state)}. Stop that one first.")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def holder_of(state: Path) -> int | None:
-    """Pid of the process that serves this folder."""
+    """Pid of the process that serves this folder (`StateLock`)."""
     try:
         descriptor = os.open(state / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        return None if _try_lock(descriptor, fcntl.LOCK_SH, patience=0) else _read_pid(state)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.read(descriptor, 32) or 0)
+    else:
+        return None
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int, how: int, *, patience: Seconds) -> bool:
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
-
-
-def _read_pid(state: Path) -> int:
-    text = (state / "lock").read_text()
-    return int(text) if text.isdigit() else 0
 
 
 def runs_folder() -> Path:
@@ -123,10 +93,14 @@ def run_folder(state: Path) -> Path:
 
 @contextmanager
 def fresh_run_folder(state: Path) -> Iterator[Path]:
-    """An empty private folder for sockets, gone afterwards. The caller holds the lock of `state`."""
+    """An empty private folder for sockets, gone afterwards. The caller holds the lock of `state`.
+
+    What is logged in it is kept in the state folder, for whoever asks later why something failed.
+    """
     remove_stale_run_folders(own=state)
     folder = run_folder(state)
     folder.mkdir(mode=0o700)
+    (folder / "logs").symlink_to(state / "logs")
     try:
         yield folder
     finally:

@@ -63,7 +63,14 @@ def _available_port(flag: str, port: int, taken: set[int]) -> int:
 
 
 def keeper_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> ChildSpec:
-    argv = ("-m", "aerostat_agent.keeper", "--socket", str(run_folder / "keeper.sock"), "--die-with-parent", str(parent_pid))
+    argv: tuple[str, ...] = (
+        "-m",
+        "aerostat_agent.keeper",
+        "--socket",
+        str(run_folder / "keeper.sock"),
+        "--die-with-parent",
+        str(parent_pid),
+    )
     return ChildSpec(
         name="keeper",
         argv=(sys.executable, *argv),
@@ -74,7 +81,7 @@ def keeper_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> Chil
 
 
 def agent_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> ChildSpec:
-    argv = ("-m", "aerostat_agent", "--node", NODE, "--cluster", settings.cluster, "--run-dir", str(run_folder))
+    argv: tuple[str, ...] = ("-m", "aerostat_agent", "--node", NODE, "--cluster", settings.cluster, "--run-dir", str(run_folder))
     argv += ("--model-cache", str(settings.model_cache), "--telemetry-listen", f"{HOST}:0", "--die-with-parent", str(parent_pid))
     return ChildSpec(
         name="agent",
@@ -87,7 +94,7 @@ def agent_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> Child
 
 def router_spec(settings: UpSettings, index: int, parent_pid: int) -> ChildSpec:
     at = settings.routers[index]
-    argv = ("-m", "aerostat_router", "--cluster", settings.cluster, "--listen", at.http, "--grpc-listen", at.grpc)
+    argv: tuple[str, ...] = ("-m", "aerostat_router", "--cluster", settings.cluster, "--listen", at.http, "--grpc-listen", at.grpc)
     argv += ("--admin-listen", at.admin, "--die-with-parent", str(parent_pid))
     return ChildSpec(
         name=f"router-{index}",
