@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import grpc
 import orjson
 import psutil
 import yaml
 
+from aerostat.v1 import telemetry_pb2, telemetry_pb2_grpc
 from aerostat_core.ids import Seconds
 from aerostat_runtime.cluster.port import Kind
 from aerostat_testing.waiting import NotInTimeError, wait_for
@@ -118,10 +120,15 @@ class Standalone:
 
     # ------------------------------------------------------------ objects, as `aerostat get` shows them
 
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another `aerostat` command of the same user."""
+        command = [sys.executable, "-m", "aerostat_cli", *arguments]
+        return subprocess.run(command, check=False, capture_output=True, text=True, env=self.environment, timeout=COMMAND_LIMIT)
+
     def get(self, what: str, *arguments: str) -> str:
-        """Output of `aerostat get`. Raises CalledProcessError."""
-        command = [sys.executable, "-m", "aerostat_cli", "get", what, *arguments, "--dir", str(self.manifests)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=self.environment, timeout=COMMAND_LIMIT)
+        """What `aerostat get` prints."""
+        done = self.command("get", what, *arguments, "--dir", str(self.manifests))
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     def objects(self, kind: Kind) -> dict[str, dict[str, Any]]:
@@ -152,6 +159,16 @@ class Standalone:
         except NotInTimeError as error:
             shown = f"it is {self.condition(model, condition)}; aerostat up said:\n{self.said}\n{self.logs()}"
             raise NotInTimeError(f"{error}; {shown}") from error
+
+    def wait_idle(self, model: str, *, limit: Seconds) -> None:
+        """Until the agent that has the model says that nothing of it runs or waits."""
+        address = next(iter(self.objects(Kind.INSTANCE).values()))["status"]["agentAddress"]
+        with grpc.insecure_channel(address) as channel:
+            request = telemetry_pb2.SubscribeRequest(router="test")
+            for message in telemetry_pb2_grpc.TelemetryStub(channel).Subscribe(request, timeout=limit):
+                for state in (m for instance in message.instances for m in instance.models if m.model == model):
+                    if state.running == state.waiting == 0:
+                        return
 
     def logs(self, n_bytes: int = 3000) -> str:
         """The ends of all logs, for the message of a failed test."""
