@@ -79,12 +79,13 @@ class Admission:
         violations = list(_violations(self._objects[kind], admitted)) or list(_duplicates(schema.structural, admitted))
         if violations:
             raise _refused(subject, violations)
-        # Imported late: only who stores objects with rules pays for reading CEL.
-        from aerostat_runtime.cluster.rules import broken_rules
+        if old is None or old["spec"] != admitted["spec"]:  # what is stored already has passed the rules
+            # Imported late: only who stores objects with rules pays for reading CEL.
+            from aerostat_runtime.cluster.rules import broken_rules
 
-        broken = list(broken_rules(schema.structural, admitted, old))
-        if broken:
-            raise _refused(subject, broken)
+            broken = list(broken_rules(schema.structural, admitted, old))
+            if broken:
+                raise _refused(subject, broken)
         metadata = {key: value for key, value in admitted["metadata"].items() if key not in _SERVER_SET}
         return {**admitted, "metadata": metadata}
 
