@@ -43,8 +43,16 @@ class Exit:
     exit_code: int
 
 
+class KeeperRefusalError(PermanentError):
+    """The keeper does not do what it was asked; its reason and message."""
+
+
+class FencedError(PermanentError):
+    """A newer agent commands this keeper: there is nothing left to do here."""
+
+
 class Keeper(Protocol):
-    """What the agent needs of a keeper. All of it raises PermanentError (a refusal, with its reason) or TemporaryError (link lost)."""
+    """What the agent needs of a keeper. All of it raises KeeperRefusalError, FencedError or TemporaryError (the link is lost)."""
 
     async def start(
         self, *, epoch: Epoch, argv: Sequence[str], env: Mapping[str, str], log_path: Path, note: bytes, memory_limit_bytes: Bytes = 0
@@ -132,12 +140,13 @@ class KeeperLink:
                 await self._peer.send(request.SerializeToString())
                 answer = await reply
         except (OSError, TimeoutError) as error:
+            self.lost.set()
             raise _lost() from error
         finally:
             del self._waiting[request.id]
         if answer.error:
             reason, _, message = answer.error.partition(": ")
-            raise PermanentError(reason, message)
+            raise FencedError(reason, message) if reason == "Fenced" else KeeperRefusalError(reason, message)
         return answer
 
     async def _read(self) -> None:

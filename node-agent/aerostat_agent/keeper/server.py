@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from pathlib import Path
 from typing import Final
@@ -126,7 +127,7 @@ def _wall_epoch(clock: Clock) -> Epoch:
 def _close_all(fds: tuple[int, ...]) -> None:
     """No request carries descriptors; what a peer sends anyway must not stay open here."""
     for fd in fds:
-        socket.close(fd)
+        os.close(fd)
 
 
 async def _send(peer: FramedSocket, reply: pb.KeeperReply) -> bool:

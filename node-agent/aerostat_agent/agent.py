@@ -1,0 +1,116 @@
+"""One agent from Attach until its keeper's link is lost or it is told to stop. Engines are left as they are, whatever the end.
+
+Nothing here is kept across links: attaching anew is the same as starting anew.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Final
+
+import aiohttp
+
+from aerostat_agent import admin, telemetry
+from aerostat_agent.engine_link import EngineLinks
+from aerostat_agent.epochs import EpochSource
+from aerostat_agent.keeper_client import KeeperLink
+from aerostat_agent.metrics import registry_of
+from aerostat_agent.node import Node
+from aerostat_agent.probe import HttpProber
+from aerostat_agent.publisher import Publisher
+from aerostat_agent.reconcile import follow_instances
+from aerostat_agent.reports import EngineReports
+from aerostat_agent.settings import Settings
+from aerostat_agent.status import StatusWriter
+from aerostat_agent.supervisor import Supervisor
+from aerostat_agent.unix_socket import listen
+from aerostat_agent.weights import Weights
+from aerostat_core.clock import Clock
+from aerostat_core.errors import AerostatError, TemporaryError
+from aerostat_core.ids import Epoch, Seconds
+from aerostat_runtime.cluster.port import Cluster, Kind
+
+_log = logging.getLogger(__name__)
+
+_REATTACH_AFTER: Final[Seconds] = 0.5
+
+
+async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: Clock, stop: asyncio.Event) -> None:
+    """Returns when told to stop; raises TemporaryError when the keeper's link is lost, SettingError for an address in use."""
+    processes = await link.list()
+    new_epoch = EpochSource(clock, max((p.epoch for p in processes), default=Epoch(0)))
+    node = Node(settings.node, link.agent_epoch, clock)
+    weights = Weights(
+        link,
+        clock,
+        command=settings.preparer,
+        cache=settings.model_cache,
+        log_dir=settings.log_dir,
+        new_epoch=new_epoch,
+        changed=node.touch,
+    )
+    synced = asyncio.Event()
+    async with aiohttp.ClientSession() as http:
+        reports = EngineReports(node, HttpProber(http))
+        links = EngineLinks(reports, link.agent_epoch)
+        supervisor = Supervisor(settings, node, link, weights=weights, links=links, new_epoch=new_epoch)
+        listener = listen(settings.agent_socket)
+        try:
+            await supervisor.adopt(processes)
+            async with aclosing(cluster.watch(Kind.INSTANCE)) as events:  # type: ignore[type-var]  # watches are generators
+                await _until(
+                    stop,
+                    link,
+                    follow_instances(events, node, synced),
+                    links.serve(listener),
+                    supervisor.follow_exits(link.exits),
+                    _run_synced(settings, node, cluster, supervisor, synced),
+                )
+        finally:
+            await weights.close()
+            await reports.close()
+            listener.close()
+            settings.agent_socket.unlink(missing_ok=True)
+
+
+async def _run_synced(settings: Settings, node: Node, cluster: Cluster, supervisor: Supervisor, synced: asyncio.Event) -> None:
+    """Decide, publish and write status once all Instances are known."""
+    publisher = Publisher(node)
+    async with admin.serving(settings.admin_listen, registry_of(node, publisher), synced.is_set) as admin_address:
+        await synced.wait()
+        await supervisor.step()
+        server, address = await telemetry.serve(telemetry.TelemetryService(node, publisher), settings.telemetry_listen)
+        _log.info("agent epoch %d: telemetry on %s, metrics and health on %s", node.agent_epoch, address, admin_address)
+        try:
+            await _first_of(supervisor.run(), publisher.run(), StatusWriter(node, cluster, str(address)).run())
+        finally:
+            await server.stop(telemetry.STOP_GRACE)
+
+
+async def _until(stop: asyncio.Event, link: KeeperLink, *work: Coroutine[None, None, None]) -> None:
+    """Run all of it until told to stop, the link is lost, or a part fails, which is raised."""
+    try:
+        await _first_of(_wait(stop), _wait(link.lost), *work)
+    except AerostatError:
+        if not link.lost.is_set():
+            raise
+    if link.lost.is_set() and not stop.is_set():
+        raise TemporaryError("KeeperLost", "the keeper's socket closed", retry_after=_REATTACH_AFTER)
+
+
+async def _first_of(*work: Coroutine[None, None, None]) -> None:
+    """Run all until the first one ends; the others are cancelled. Raises what it raised."""
+    tasks = [asyncio.create_task(w) for w in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,207 @@
+"""Which engines to prepare, start, drain and end, from what the operator wants and what runs.
+
+Level-triggered: the plan depends on the present alone, so a lost event costs a delay and nothing else.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aerostat_agent.policy.memory import Footprint, refuse
+from aerostat_agent.policy.tracks import EngineKey, Failure, Phase, Track
+from aerostat_core.defaults import HEARTBEAT, RESTART_DELAYS
+from aerostat_core.ids import Bytes, ModelName, NamespacedName, Seconds
+from aerostat_core.specs import EngineState, InstanceModel, InstanceSpec
+
+SETTLE: Final[Seconds] = 2 * HEARTBEAT  # from "draining" published to routers having acted on it
+DRAIN_GRACE: Final[Seconds] = 120.0  # for running calls to finish
+KILL_AFTER: Final[Seconds] = 10.0  # from SIGTERM to SIGKILL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A model that its instance allows. `is_open`: it must run now (resident, or woken since)."""
+
+    key: EngineKey
+    model: InstanceModel
+    fingerprint: str
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What preparing a source gave: a footprint per wanted key, or why there is none; neither: not done yet."""
+
+    footprint: Footprint | None = None
+    failure: Failure | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Prepare:
+    key: EngineKey
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Start:
+    key: EngineKey
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Drain:
+    key: EngineKey
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """SIGTERM; for a failure, or in peace."""
+
+    key: EngineKey
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kill:
+    key: EngineKey
+
+
+Action = Prepare | Start | Drain | End | Kill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to tell people and routers about a model now."""
+
+    state: EngineState
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    actions: tuple[Action, ...]
+    verdicts: Mapping[EngineKey, Verdict]
+
+
+def fingerprint(spec: InstanceSpec, model: InstanceModel) -> str:
+    """Equal for two specs exactly when the same engine process serves both."""
+    runs = (
+        model.source_uri,
+        model.secret,
+        model.served_name,
+        sorted(model.engine_args.items()),
+        model.context_tokens,
+        model.trust_remote_code,
+        model.kv_floor_bytes,
+        spec.device_kind,
+        spec.devices,
+    )
+    return hashlib.blake2b(json.dumps(runs).encode(), digest_size=8).hexdigest()
+
+
+def wanted_engines(spec: InstanceSpec, woken: frozenset[ModelName]) -> tuple[Wanted, ...]:
+    """Resident models first, then woken ones, both in the spec's order; nothing on an instance that drains."""
+    if spec.draining:
+        return ()
+    every = tuple(
+        Wanted(
+            key=EngineKey(spec.name, model.name),
+            model=model,
+            fingerprint=fingerprint(spec, model),
+            is_open=model.resident or model.name in woken,
+        )
+        for model in spec.models
+    )
+    return tuple(sorted(every, key=lambda w: (not w.model.resident, not w.is_open)))
+
+
+def plan(
+    now: Seconds,
+    wanted: Iterable[Wanted],
+    tracks: Mapping[EngineKey, Track],
+    prepared: Mapping[EngineKey, Prepared],
+    capacities: Mapping[NamespacedName, Bytes],
+) -> Plan:
+    """One step. Starts are planned in the order of `wanted`, each against what the ones before it will hold."""
+    actions: list[Action] = []
+    verdicts: dict[EngineKey, Verdict] = {}
+    by_key = {w.key: w for w in wanted}
+    held: dict[NamespacedName, list[Footprint]] = {name: [] for name in capacities}
+    for track in tracks.values():
+        if track.footprint is not None:
+            held.setdefault(track.key.instance, []).append(track.footprint)
+            actions += _end_or_keep(now, track, by_key.get(track.key))
+            verdicts[track.key] = _running_verdict(track, by_key.get(track.key))
+    for want in by_key.values():
+        track = tracks.get(want.key, Track(key=want.key))
+        if track.has_process:
+            continue
+        action, verdict = _start_or_wait(now, want, track, prepared.get(want.key), held[want.key.instance], capacities[want.key.instance])
+        verdicts[want.key] = verdict
+        if action is not None:
+            actions.append(action)
+        if isinstance(action, Start):
+            footprint = prepared[want.key].footprint
+            assert footprint is not None, "a start is planned only for what is prepared"
+            held[want.key.instance].append(footprint)
+    return Plan(actions=tuple(actions), verdicts=verdicts)
+
+
+def _end_or_keep(now: Seconds, track: Track, want: Wanted | None) -> list[Action]:
+    is_wanted = want is not None and want.is_open and want.fingerprint == track.fingerprint
+    match track.phase:
+        case Phase.STARTING | Phase.OPEN if track.fault is not None:
+            return [End(track.key, track.fault)]
+        case Phase.STARTING if now >= track.deadline:
+            return [End(track.key, Failure(reason="StartTimedOut", message=f"not ready after {track.deadline - track.since:.0f} s"))]
+        case Phase.STARTING | Phase.OPEN if not is_wanted:
+            return [Drain(track.key) if track.may_serve else End(track.key, None)]
+        case Phase.DRAINING:
+            waited = now - track.since
+            if (waited >= SETTLE and track.was_seen_idle) or waited >= DRAIN_GRACE:
+                return [End(track.key, None)]
+        case Phase.ENDING if now - track.since >= KILL_AFTER:
+            return [Kill(track.key)]
+    return []
+
+
+def _running_verdict(track: Track, want: Wanted | None) -> Verdict:
+    match track.phase:
+        case Phase.STARTING:
+            return Verdict(state=EngineState.STARTING, reason="Adopted" if track.may_serve else "EngineStarting")
+        case Phase.OPEN:
+            return Verdict(state=EngineState.OPEN, reason="Serving")
+        case Phase.ENDING if track.ending_for is not None:
+            return Verdict(state=EngineState.STARTING, reason=track.ending_for.reason, message=track.ending_for.message)
+        case _ if want is None:
+            return Verdict(state=EngineState.DRAINING, reason="NotWanted", message="the Instance's spec has it no more")
+        case _ if want.fingerprint != track.fingerprint:
+            return Verdict(
+                state=EngineState.DRAINING, reason="SpecChanged", message="an engine for the new spec starts when this one ended"
+            )
+        case _:
+            return Verdict(state=EngineState.DRAINING, reason="NotResident", message="the Instance's spec asks for it no more")
+
+
+def _start_or_wait(
+    now: Seconds, want: Wanted, track: Track, prepared: Prepared | None, held: list[Footprint], capacity: Bytes
+) -> tuple[Action | None, Verdict]:
+    if not want.is_open:
+        return None, Verdict(state=EngineState.ABSENT, reason="NotResident", message="opens when it is called")
+    attempts = track.attempts.of(want.fingerprint)
+    if attempts.last is not None and attempts.is_exhausted:
+        return None, Verdict(state=EngineState.FAILED, reason=attempts.last.reason, message=attempts.last.message)
+    if attempts.last is not None and now < attempts.retry_at:
+        message = f"failure {attempts.n_failures} of {len(RESTART_DELAYS) + 1} in a row, it is started again: {attempts.last.message}"
+        return None, Verdict(state=EngineState.STARTING, reason=attempts.last.reason, message=message)
+    if prepared is None:
+        return Prepare(want.key), Verdict(state=EngineState.STARTING, reason="PreparingWeights")
+    if prepared.failure is not None:
+        return None, Verdict(state=EngineState.FAILED, reason=prepared.failure.reason, message=prepared.failure.message)
+    if prepared.footprint is None:
+        return None, Verdict(state=EngineState.STARTING, reason="PreparingWeights", message=prepared.progress)
+    if (refusal := refuse(prepared.footprint, held, capacity)) is not None:
+        return None, Verdict(state=EngineState.ABSENT, reason="InsufficientMemory", message=refusal.message)
+    return Start(want.key), Verdict(state=EngineState.STARTING, reason="EngineStarting")

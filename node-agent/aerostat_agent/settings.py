@@ -1,0 +1,93 @@
+"""The agent's settings: made once of its arguments, frozen, passed in."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aerostat_core.errors import SettingError
+from aerostat_core.ids import NodeName, Seconds
+
+_LAUNCHER: Final = (sys.executable, "-m", "aerostat_engine.launch")
+_PREPARER: Final = (sys.executable, "-m", "aerostat_engine.prepare")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int  # 0: the kernel chooses
+
+    @classmethod
+    def parse(cls, text: str, flag: str) -> "Address":
+        """Raises SettingError that names the flag."""
+        host, colon, port = text.rpartition(":")
+        if not (host and colon and port.isdigit() and int(port) < 65536):
+            raise SettingError(f"{flag} must be HOST:PORT, got {text!r}")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`launcher` gets a launch spec as its last argument, `preparer` `--uri URI --cache DIR`."""
+
+    node: NodeName
+    cluster: str
+    run_dir: Path
+    model_cache: Path
+    telemetry_listen: Address
+    admin_listen: Address
+    parent_pid: int | None
+    start_limit: Seconds
+    launcher: tuple[str, ...] = _LAUNCHER
+    preparer: tuple[str, ...] = _PREPARER
+
+    @property
+    def keeper_socket(self) -> Path:
+        return self.run_dir / "keeper.sock"
+
+    @property
+    def agent_socket(self) -> Path:
+        return self.run_dir / "agent.sock"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.run_dir / "logs"
+
+
+def parse_settings(argv: Sequence[str] | None = None) -> Settings:
+    """Raises SettingError. A usage error ends the process, as argparse does."""
+    parser = argparse.ArgumentParser(prog="python -m aerostat_agent", description="Aerostat's node agent")
+    add = parser.add_argument
+    add("--node", required=True, help="the name of this node, as Instances have it")
+    add("--cluster", required=True, help="where the objects are: folder:STATE")
+    add("--run-dir", type=Path, required=True, help="private folder of the node's sockets; keeper.sock is there")
+    add("--model-cache", type=Path, required=True, help="where prepared models are kept")
+    add("--telemetry-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="gRPC for routers (default 127.0.0.1, any port)")
+    add("--admin-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and health (default 127.0.0.1, any port)")
+    add("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends; engines stay")
+    add("--start-limit", type=float, default=600.0, metavar="SECONDS", help="for an engine to become ready (default 600)")
+    add("--launcher", default=shlex.join(_LAUNCHER), help="command that runs an engine; gets the launch spec as its last argument")
+    add("--preparer", default=shlex.join(_PREPARER), help="command that puts a model's weights on disk")
+    args = parser.parse_args(argv)
+    if args.start_limit <= 0:
+        raise SettingError(f"--start-limit must be more than 0 seconds, got {args.start_limit}")
+    if not args.run_dir.is_dir():
+        raise SettingError(f"--run-dir {args.run_dir} is no folder: make one, with mode 0700")
+    return Settings(
+        node=NodeName(args.node),
+        cluster=args.cluster,
+        run_dir=args.run_dir.absolute(),
+        model_cache=args.model_cache.absolute(),
+        telemetry_listen=Address.parse(args.telemetry_listen, "--telemetry-listen"),
+        admin_listen=Address.parse(args.admin_listen, "--admin-listen"),
+        parent_pid=args.die_with_parent,
+        start_limit=args.start_limit,
+        launcher=tuple(shlex.split(args.launcher)),
+        preparer=tuple(shlex.split(args.preparer)),
+    )

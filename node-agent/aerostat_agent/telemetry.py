@@ -1,0 +1,77 @@
+"""The Telemetry gRPC service: routers subscribe, wake models, install and consume leases, report demand. Only translation here."""
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from aerostat.v1 import telemetry_pb2 as tpb
+from aerostat.v1 import telemetry_pb2_grpc as rpc
+from aerostat_agent import wire
+from aerostat_agent.node import Node
+from aerostat_agent.policy.leases import Lease
+from aerostat_agent.policy.tracks import EngineKey
+from aerostat_agent.publisher import Publisher
+from aerostat_agent.settings import Address
+from aerostat_agent.wakes import wake
+from aerostat_core.errors import SettingError
+from aerostat_core.ids import Epoch, LeaseId, ModelName, NamespacedName, Seconds, SessionKey
+
+MAX_MESSAGE_BYTES: Final = 32 << 20
+STOP_GRACE: Final[Seconds] = 0.5
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TelemetryService(rpc.TelemetryServicer):
+    def __init__(self, node: Node, publisher: Publisher) -> None:
+        self._node = node
+        self._publisher = publisher
+
+    async def Subscribe(self, request: tpb.SubscribeRequest, context: _Context) -> AsyncIterator[tpb.TelemetryMessage]:
+        async for message in self._publisher.subscribe():
+            yield message
+
+    async def Wake(self, request: tpb.WakeRequest, context: _Context) -> tpb.WakeReply:
+        model = NamespacedName(request.namespace, request.model)
+        answer = wake(self._node, model, model.sibling(request.instance))
+        return tpb.WakeReply(instance=answer.instance, open_in_seconds=answer.open_in, refused=answer.refused, message=answer.message)
+
+    async def InstallLease(self, request: tpb.InstallLeaseRequest, context: _Context) -> tpb.InstallLeaseReply:
+        if not (request.lease_id and request.session and math.isfinite(request.ttl_seconds)):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a lease needs an id, a session and a finite ttl")
+        lease = Lease(
+            id=LeaseId(request.lease_id),
+            engine=EngineKey(NamespacedName(request.namespace, request.instance), ModelName(request.model)),
+            session=SessionKey(request.session),
+            epoch=Epoch(request.engine_epoch),
+            expires_at=self._node.clock.wall() + request.ttl_seconds,
+        )
+        installed = self._node.install_lease(lease)
+        expires_at = installed.lease.expires_at if installed.lease is not None else 0.0
+        return tpb.InstallLeaseReply(installed=installed.lease is not None, reason=installed.reason, expires_at=expires_at)
+
+    async def ConsumeLease(self, request: tpb.ConsumeLeaseRequest, context: _Context) -> tpb.ConsumeLeaseReply:
+        return tpb.ConsumeLeaseReply(consumed=self._node.consume_lease(LeaseId(request.lease_id), SessionKey(request.session)))
+
+    async def ReportDemand(self, request: tpb.ReportDemandRequest, context: _Context) -> tpb.ReportDemandReply:
+        if not request.router or not 0 < request.window_seconds < math.inf:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a report needs the router's name and a window of more than 0 seconds")
+        demand = tuple(map(wire.demand, request.demand))
+        if not self._node.demand.report(request.router, demand, window=request.window_seconds, now=self._node.clock.monotonic()):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many routers report here")
+        self._node.touch()
+        return tpb.ReportDemandReply()
+
+
+async def serve(service: TelemetryService, listen: Address) -> tuple[grpc.aio.Server, Address]:
+    """Started; the address has the real port. Raises SettingError when it cannot listen there."""
+    server = grpc.aio.server(options=[("grpc.max_send_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)])
+    rpc.add_TelemetryServicer_to_server(service, server)
+    try:
+        port = server.add_insecure_port(str(listen))
+    except RuntimeError as error:
+        raise SettingError(f"cannot listen on {listen}: {error}; set --telemetry-listen to a free address") from error
+    await server.start()
+    return server, Address(listen.host, port)

@@ -1,0 +1,184 @@
+"""Models onto this machine's disk: runs the preparer through the keeper, one run per source, its progress into status.
+
+The preparer (a process of the engine package) prints JSON lines into its log; the last one is the result or the error. What it
+fetched and converted it caches itself, so a repeated run is short; nothing is remembered here across agents.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aerostat_agent.keeper_client import Exit, Keeper, KeeperRefusalError
+from aerostat_agent.logtail import last_lines
+from aerostat_agent.notes import PreparedModel, TokenProbe
+from aerostat_agent.policy.tracks import Failure
+from aerostat_core.clock import Clock
+from aerostat_core.ids import Epoch, Seconds
+from aerostat_core.quantities import format_size
+
+_log = logging.getLogger(__name__)
+
+NOTE: Final = b'{"prepare": {}}'
+RETRY_AFTER: Final[Seconds] = 30.0  # a source that failed may have been mended: a file put in place, a network back
+_READ_PROGRESS_EVERY: Final[Seconds] = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is prepared: a source's URI, for one number type."""
+
+    uri: str
+    dtype: str
+    trust_remote_code: bool
+
+    def __str__(self) -> str:
+        return f"{self.uri} ({self.dtype})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """Of one source, now: neither `model` nor `failure` while it runs."""
+
+    progress: str = ""
+    model: PreparedModel | None = None
+    failure: Failure | None = None
+    retry_at: Seconds = 0.0
+
+
+class Weights:
+    """`changed` is called whenever what `of` answers may differ."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        clock: Clock,
+        *,
+        command: tuple[str, ...],
+        cache: Path,
+        log_dir: Path,
+        new_epoch: Callable[[], Epoch],
+        changed: Callable[[], None],
+    ) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._command = command
+        self._cache = cache
+        self._log_dir = log_dir
+        self._new_epoch = new_epoch
+        self._changed = changed
+        self._by_source: dict[Source, Preparation] = {}
+        self._exits: dict[Epoch, asyncio.Future[int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, source: Source) -> Preparation | None:
+        """None: nobody asked for it, or its failure is old enough to try again."""
+        known = self._by_source.get(source)
+        if known is not None and known.failure is not None and self._clock.monotonic() >= known.retry_at:
+            return None
+        return known
+
+    def prepare(self, source: Source) -> None:
+        """Begin, unless it is under way or done."""
+        if self.of(source) is not None:
+            return
+        self._by_source[source] = Preparation(progress="starting")
+        task = asyncio.create_task(self._prepare(source))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_exit(self, exited: Exit) -> bool:
+        """True: the process was a preparation."""
+        if (waiting := self._exits.get(exited.epoch)) is None:
+            return False
+        waiting.set_result(exited.exit_code)
+        return True
+
+    async def close(self) -> None:
+        """Stop following; the next agent ends what still runs and begins anew."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _prepare(self, source: Source) -> None:
+        try:
+            outcome = await self._run(source)
+        except KeeperRefusalError as error:
+            outcome = Failure(reason="PrepareNotStarted", message=str(error))
+        if isinstance(outcome, Failure):
+            _log.warning("preparing %s failed: %s: %s", source, outcome.reason, outcome.message)
+            self._by_source[source] = Preparation(failure=outcome, retry_at=self._clock.monotonic() + RETRY_AFTER)
+        else:
+            _log.info("prepared %s: %d bytes of weights in %s", source, outcome.weights_bytes, outcome.path)
+            self._by_source[source] = Preparation(model=outcome)
+        self._changed()
+
+    async def _run(self, source: Source) -> PreparedModel | Failure:
+        epoch = self._new_epoch()
+        log = self._log_dir / f"prepare-{epoch}.log"
+        exit_code = self._exits[epoch] = asyncio.get_running_loop().create_future()
+        argv = [*self._command, "--uri", source.uri, "--cache", str(self._cache), "--dtype", source.dtype]
+        argv += ["--trust-remote-code"] if source.trust_remote_code else []
+        try:
+            await self._keeper.start(epoch=epoch, argv=argv, env={}, log_path=log, note=NOTE)
+            while not exit_code.done():
+                await asyncio.wait([exit_code], timeout=_READ_PROGRESS_EVERY)
+                self._report(source, log)
+            await self._keeper.forget(epoch)
+            return read_outcome(log, exit_code.result())
+        finally:
+            del self._exits[epoch]
+            log.unlink(missing_ok=True)
+
+    def _report(self, source: Source, log: Path) -> None:
+        progress = next((progress_text(line["progress"]) for line in reversed(list(_json_lines(log))) if "progress" in line), "")
+        if progress and progress != self._by_source[source].progress:
+            self._by_source[source] = Preparation(progress=progress)
+            self._changed()
+
+
+def read_outcome(log: Path, exit_code: int) -> PreparedModel | Failure:
+    """What the preparer's last line says; without one, how it ended."""
+    for line in reversed(list(_json_lines(log))):
+        if "error" in line:
+            return Failure(reason=str(line["error"]["reason"]), message=str(line["error"]["message"]))
+        if exit_code == 0 and "model" in line:
+            try:
+                return _prepared(line["model"])
+            except (KeyError, TypeError) as error:
+                return Failure(reason="PreparerMismatch", message=f"agent and preparer are of different versions: {error!r} in {line}")
+    how = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+    return Failure(reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{last_lines(log)}")
+
+
+def progress_text(progress: Mapping[str, Any]) -> str:
+    """`download 12Mi of 90Mi`, or the step with its own words."""
+    if progress.get("total_bytes"):
+        return f"{progress['step']} {format_size(progress['done_bytes'])} of {format_size(progress['total_bytes'])}"
+    return f"{progress['step']} {progress.get('message', '')}".strip()
+
+
+def _prepared(model: Mapping[str, Any]) -> PreparedModel:
+    return PreparedModel(
+        path=model["path"],
+        dtype=model["dtype"],
+        weights_bytes=model["weights_bytes"],
+        kv_bytes_per_token=model["kv_bytes_per_token"],
+        context_tokens=model["max_context_tokens"],
+        probe=TokenProbe(prompt_ids=tuple(model["probe"]["prompt_ids"]), expected_ids=tuple(model["probe"]["expected_ids"])),
+    )
+
+
+def _json_lines(log: Path) -> Iterator[dict[str, Any]]:
+    """Lines that are JSON objects; a library's own chatter between them is none."""
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
+        if line.startswith("{"):
+            with suppress(ValueError):  # half a line, so far
+                parsed = json.loads(line)
+                if isinstance(parsed, dict):
+                    yield parsed
