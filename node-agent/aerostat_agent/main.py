@@ -23,6 +23,7 @@ _KEEPER_LIMIT: Final[Seconds] = 30.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s agent: %(message)s")
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it tells each file event
     try:
         settings = parse_settings(argv)
         if settings.parent_pid is not None:
