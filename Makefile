@@ -5,6 +5,9 @@ PYTEST := $(PY) -m pytest -q --durations=5
 READY := .venv/.ready
 QUICKSTART := .aerostat/quickstart
 
+# Every engine imports thousands of modules at its start: where this is set, each would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup lock protos fmt lint test-fast test test-long up bench-quick clean
 

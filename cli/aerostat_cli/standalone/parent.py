@@ -46,6 +46,7 @@ async def serve(settings: UpSettings) -> int:
     _begin_logs(settings.logs)
     log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(filename=settings.logs / "operator.log", level=logging.INFO, format=log_format)
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it tells of each file event, several times a second
     voice, interrupts = Voice(), Interrupts()
     adopt_orphans()
     for shortage in shortages(settings.model_cache):
