@@ -88,6 +88,7 @@ def prepare_environment(spec: EngineLaunch, environ: MutableMapping[str, str]) -
             "TMPDIR": str(tmp),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
