@@ -1,0 +1,82 @@
+"""`Cost(r, i) = dR + C_kv + C_act`, in seconds (Talaria eq. 1), and the ranking by it.
+
+Each kind of work is charged once: the new tokens and the queue in dR, the recovery of a known prefix in C_kv, bringing the model up
+in C_act. A prefix on the host is charged its recomputation: an engine restores only where that is cheaper, so this bounds it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from aerostat_core.ids import Epoch, NamespacedName, Seconds
+from aerostat_core.specs import EngineState
+from aerostat_router.policy.views import CallView, Candidate, SessionView, Tier
+
+Holdings = Mapping[NamespacedName, SessionView]  # what is known of the call's session, by instance
+
+
+class Cost(NamedTuple):
+    """Seconds, by cause."""
+
+    work: Seconds
+    kv: Seconds
+    activation: Seconds
+
+    @property
+    def total(self) -> Seconds:
+        return self.work + self.kv + self.activation
+
+
+class Ranked(NamedTuple):
+    """Sorts by what it will cost, then by the better tier, then by name: two routers that know the same rank the same."""
+
+    total: Seconds
+    tier: Tier
+    instance: NamespacedName
+    candidate: Candidate
+
+
+def tier_on(held: SessionView | None, epoch: Epoch) -> Tier:
+    """Of an older engine run everything is missing."""
+    return held.tier if held is not None and held.epoch == epoch else Tier.MISSING
+
+
+def n_reusable(call: CallView, holdings: Holdings) -> int:
+    """Prompt tokens that some instance need not compute; at least the last one always is."""
+    longest = max((held.n_tokens for held in holdings.values()), default=0)
+    return max(0, min(longest, call.n_prompt_tokens - 1))
+
+
+def cost(call: CallView, candidate: Candidate, tier: Tier, n_prefix: int) -> Cost:
+    """`n_prefix` is `n_reusable` of the call: a candidate without it pays for its recomputation."""
+    engine, load = candidate.engine, candidate.load
+    n_new = call.n_prompt_tokens - n_prefix
+    prefill = engine.timing.prefill.seconds
+    batch = max(1, engine.running + load.n_calls + 1)
+    work = engine.queue_seconds + load.seconds + prefill(n_new) + call.n_output_tokens * engine.timing.decode.seconds(batch)
+    kv = 0.0 if tier is Tier.DEVICE or not n_prefix else prefill(call.n_prompt_tokens) - prefill(n_new)
+    return Cost(work, kv, _activation(candidate))
+
+
+def _activation(candidate: Candidate) -> Seconds:
+    engine = candidate.engine
+    if engine.state is EngineState.OPEN:
+        return 0.0
+    return engine.open_in_seconds if engine.is_waking and engine.open_in_seconds > 0 else engine.open_seconds
+
+
+def rank(call: CallView, candidates: Sequence[Candidate], holdings: Holdings) -> list[Ranked]:
+    """Cheapest first."""
+    n_prefix = n_reusable(call, holdings)
+    ranked = []
+    for candidate in candidates:
+        engine = candidate.engine
+        tier = tier_on(holdings.get(engine.instance), engine.epoch) if holdings else Tier.MISSING
+        work, kv, activation = cost(call, candidate, tier, n_prefix)
+        ranked.append(Ranked(work + kv + activation, tier, engine.instance, candidate))
+    ranked.sort(key=_order)
+    return ranked
+
+
+def _order(ranked: Ranked) -> tuple[Seconds, Tier, str, str]:
+    total, tier, instance, _ = ranked
+    return total, tier, instance.namespace, instance.name

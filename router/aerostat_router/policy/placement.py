@@ -1,0 +1,179 @@
+"""Where a call goes (Talaria algorithm 1): to its lease, to the cheapest engine that may take it, or over a wake; or it waits.
+
+The route word tells the client why: lease (a live lease was honoured), kv (the engine has the session's prefix), residency (it
+has the model), wake (the call was held while the model was opened), spill (another model than the one asked for).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aerostat_core.defaults import STALE_AFTER
+from aerostat_core.ids import Epoch, NamespacedName, Seconds
+from aerostat_core.specs import EngineState
+from aerostat_router.policy.admission import is_worth_opening, why_not
+from aerostat_router.policy.cost import Holdings, Ranked, n_reusable, rank, tier_on
+from aerostat_router.policy.views import CallView, Candidate, LeaseView, Tier
+
+
+class Route(StrEnum):
+    LEASE = "lease"
+    KV = "kv"
+    RESIDENCY = "residency"
+    WAKE = "wake"
+    SPILL = "spill"
+
+
+class Discard(StrEnum):
+    """Why a lease was not honoured. Values are label values of a metric."""
+
+    EPOCH = "epoch"
+    EXCLUDED = "excluded"
+    DRAINING = "draining"
+    NOT_OPEN = "not_open"
+    MISSING = "missing"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """`needs_check`: the agent is silent, so the engine is asked for its health before the lease is trusted."""
+
+    candidate: Candidate
+    route: Route
+    tier: Tier
+    n_reused_tokens: int
+    needs_check: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Hold the call and have the model opened, best at `at`; `order` is what else could do."""
+
+    order: tuple[Candidate, ...]
+
+
+class Lack(StrEnum):
+    """Why there is nothing to send to and nothing to open."""
+
+    NO_INSTANCE = "no_instance"  # nothing may hold the model
+    OPENING = "opening"  # somewhere it is coming up
+    FULL = "full"  # every engine that has it is taken
+    STALE = "stale"  # those that have it have not been heard of
+    FAILED = "failed"  # every instance that may hold it has given up on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    lack: Lack
+    detail: str
+    retry_after: Seconds
+
+
+Placement = Send | Wake | Nothing
+Excluded = Collection[tuple[NamespacedName, Epoch]]  # engine runs that failed this call already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a placement depends on beside the candidates. `n_calls` is asked for only when a new replica is considered."""
+
+    now: Seconds
+    ttft: Seconds
+    replica_penalty: Callable[[NamespacedName], Seconds]  # nu, of an instance's pool
+    n_calls: Callable[[], int]  # arrivals of the window plus live leases
+    was_held: bool = False  # over a wake
+    excluded: Excluded = ()
+
+
+def judge_lease(lease: LeaseView, candidate: Candidate | None, holdings: Holdings, excluded: Excluded) -> Discard | None:
+    """None: honour it. A session that telemetry does not know yet trusts the lease while the engine run is the same."""
+    if candidate is None or candidate.engine.epoch != lease.epoch:
+        return Discard.EPOCH
+    engine = candidate.engine
+    if excluded and (engine.instance, engine.epoch) in excluded:
+        return Discard.EXCLUDED
+    if engine.is_draining:
+        return Discard.DRAINING
+    if not engine.can_serve:
+        return Discard.NOT_OPEN
+    held = holdings.get(engine.instance)
+    if held is not None and held.epoch == lease.epoch and held.tier is Tier.MISSING:
+        return Discard.MISSING
+    return None
+
+
+def honour(lease: LeaseView, call: CallView, candidate: Candidate, holdings: Holdings, now: Seconds) -> Send:
+    """Of a lease that `judge_lease` found good. Before telemetry has the session, the engine that just served it holds it."""
+    held = holdings.get(lease.instance)
+    tier = Tier.DEVICE if held is None else tier_on(held, lease.epoch)
+    needs_check = candidate.source.heard_at < now - STALE_AFTER
+    return Send(candidate=candidate, route=Route.LEASE, tier=tier, n_reused_tokens=n_reusable(call, holdings), needs_check=needs_check)
+
+
+def place(call: CallView, candidates: Sequence[Candidate], holdings: Holdings, situation: Situation) -> Placement:
+    """Without a lease. The cheapest engine that is fresh and admits the call; ties go by tier, then by name."""
+    heard_after = situation.now - STALE_AFTER
+    excluded = situation.excluded
+    usable = [
+        c
+        for c in candidates
+        if c.source.heard_at >= heard_after
+        and not c.engine.is_draining
+        and not (excluded and (c.engine.instance, c.engine.epoch) in excluded)
+        and c.engine.state not in _NEVER
+    ]
+    refusals: list[tuple[Ranked, str]] = []
+    ranked = rank(call, usable, holdings)
+    for one in ranked:
+        engine = one.candidate.engine
+        if not engine.can_serve:
+            continue
+        n_reused = n_reusable(call, holdings) if one.tier is not Tier.MISSING else 0
+        refusal = why_not(call, one.candidate, ttft=situation.ttft, n_reused_tokens=n_reused)
+        if refusal is None:
+            route = Route.WAKE if situation.was_held else Route.RESIDENCY if one.tier is Tier.MISSING else Route.KV
+            return Send(candidate=one.candidate, route=route, tier=one.tier, n_reused_tokens=n_reused)
+        refusals.append((one, refusal))
+    return _without_engine(candidates, ranked, refusals, situation)
+
+
+_NEVER = frozenset((EngineState.FAILED, EngineState.DRAINING))
+_CAN_WAKE = frozenset((EngineState.ABSENT, EngineState.PARKED, EngineState.CLOSED))
+
+
+def _without_engine(
+    candidates: Sequence[Candidate], ranked: list[Ranked], refusals: list[tuple[Ranked, str]], situation: Situation
+) -> Placement:
+    opening = [r.candidate.engine for r in ranked if r.candidate.engine.is_waking or r.candidate.engine.state is EngineState.STARTING]
+    closed = [r.candidate for r in ranked if r.candidate.engine.state in _CAN_WAKE and not r.candidate.engine.is_waking]
+    if refusals:
+        wait = refusals[0][0].candidate.engine.queue_seconds + refusals[0][0].candidate.load.seconds
+        if not opening and any(_is_worth(c, len(refusals), wait, situation) for c in closed):
+            return Wake(order=tuple(c for c in closed if _is_worth(c, len(refusals), wait, situation)))
+        return Nothing(lack=Lack.FULL, detail=f"{refusals[0][0].instance.name}: {refusals[0][1]}", retry_after=max(1.0, wait))
+    if opening:
+        left = min(max(e.open_in_seconds, 0.0) or e.open_seconds for e in opening)
+        words = next((e.message for e in opening if e.message), "the model is coming up")
+        return Nothing(lack=Lack.OPENING, detail=words, retry_after=max(1.0, left))
+    if closed:
+        return Wake(order=tuple(closed))
+    return _nothing_usable(candidates, situation)
+
+
+def _is_worth(candidate: Candidate, n_open: int, wait: Seconds, situation: Situation) -> bool:
+    penalty = situation.replica_penalty(candidate.engine.instance)
+    return is_worth_opening(candidate, n_open=n_open, n_calls=situation.n_calls(), wait=wait, replica_penalty=penalty)
+
+
+def _nothing_usable(candidates: Sequence[Candidate], situation: Situation) -> Nothing:
+    failed = [c.engine for c in candidates if c.engine.state is EngineState.FAILED]
+    if not candidates:
+        return Nothing(lack=Lack.NO_INSTANCE, detail="no instance may hold it yet", retry_after=1.0)
+    if len(failed) == len(candidates):
+        engine = min(failed, key=lambda e: e.instance)
+        return Nothing(lack=Lack.FAILED, detail=f"{engine.instance.name}: {engine.message or engine.reason}", retry_after=30.0)
+    silent = max((situation.now - c.source.heard_at for c in candidates), default=0.0)
+    if silent > STALE_AFTER:
+        return Nothing(lack=Lack.STALE, detail=f"its node has been silent for {silent:.1f} s", retry_after=1.0)
+    return Nothing(lack=Lack.OPENING, detail="its instances are draining, or have just failed this call", retry_after=1.0)

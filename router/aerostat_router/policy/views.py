@@ -1,0 +1,161 @@
+"""What routing policies see: engines, sessions and calls as values, and the load that this router added since the last snapshot.
+
+Views are made once per telemetry message and read many times, so what a decision needs is precomputed here: a decision over forty
+candidates costs tens of microseconds, not milliseconds. `Candidate` and `Load` belong to the fleet, which alone changes them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from aerostat_core.ids import Bytes, Epoch, LeaseId, NamespacedName, Seconds, SessionKey
+from aerostat_core.latency import LatencyProfile
+from aerostat_core.specs import EngineState
+
+_BUCKETS = 40  # powers of two: up to 2^39 tokens
+
+
+class Tier(IntEnum):
+    """Where a session's prefix is; the value is the order of preference."""
+
+    DEVICE = 0
+    HOST = 1
+    MISSING = 2
+
+
+class PerTokenTable:
+    """Seconds per unit by power of two: a lookup is one index, where interpolation costs microseconds per candidate."""
+
+    __slots__ = ("_per_unit",)
+
+    def __init__(self, seconds_of: Callable[[int], Seconds]) -> None:
+        self._per_unit = tuple(seconds_of(1 << k) / (1 << k) for k in range(_BUCKETS))
+
+    def seconds(self, n: int) -> Seconds:
+        return n * self._per_unit[n.bit_length()] if n > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A latency profile, ready for lookups: prefill seconds by new tokens, seconds of a decode step by batch."""
+
+    prefill: PerTokenTable
+    decode: PerTokenTable
+
+    @classmethod
+    def of(cls, profile: LatencyProfile) -> "Timing":
+        return cls(PerTokenTable(profile.prefill_seconds), PerTokenTable(profile.decode_seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """One model on one instance, as its agent last said. Zero capacity or limit means that nobody knows it yet."""
+
+    instance: NamespacedName
+    model: NamespacedName
+    state: EngineState
+    epoch: Epoch
+    timing: Timing
+    host: str = ""
+    port: int = 0
+    call_key: str = field(default="", repr=False)
+    is_draining: bool = False  # the instance takes no new session
+    is_waking: bool = False
+    running: int = 0
+    waiting: int = 0
+    max_running: int = 0  # admission units
+    queue_seconds: Seconds = 0.0
+    open_seconds: Seconds = 0.0
+    open_in_seconds: Seconds = 0.0  # while waking: what is left
+    kv_capacity_tokens: int = 0
+    kv_free_tokens: int = 0
+    kv_bytes_per_token: Bytes = 0
+    weights_bytes: Bytes = 0
+    memory_price: float = 0.0  # mu, seconds per byte
+    max_context_tokens: int = 0
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def can_serve(self) -> bool:
+        return self.state is EngineState.OPEN and self.port > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceView:
+    name: NamespacedName
+    pool: str
+    node: str
+    sharing: str
+    is_draining: bool
+    engines: tuple[EngineView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """Admission capacity that is held for the return of a session. `expires_at` is in this router's own time."""
+
+    id: LeaseId
+    session: SessionKey
+    model: NamespacedName
+    instance: NamespacedName
+    epoch: Epoch  # of the engine that served the last turn
+    expires_at: Seconds
+    units: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """What one instance holds of a session. Good for the engine run `epoch` only."""
+
+    session: SessionKey
+    model: NamespacedName
+    instance: NamespacedName
+    epoch: Epoch
+    tier: Tier
+    n_tokens: int
+    lease: LeaseView | None = None
+    is_suspended: bool = False
+    turns: int = 0
+    finished_at: Seconds = 0.0  # since 1970
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """A call as far as placing it needs; token counts are estimates."""
+
+    model: NamespacedName
+    session: SessionKey | None
+    n_prompt_tokens: int
+    n_output_tokens: int
+
+
+class Source:
+    """The agent that a candidate is known from; `heard_at` is when it last spoke."""
+
+    __slots__ = ("address", "heard_at")
+
+    def __init__(self, address: str, heard_at: Seconds) -> None:
+        self.address = address
+        self.heard_at = heard_at
+
+
+class Load:
+    """What is on an engine beyond its last snapshot: calls sent since (or, negative, ended since), their prefill work, leases."""
+
+    __slots__ = ("n_calls", "n_leased", "seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self.seconds: Seconds = 0.0
+        self.tokens = 0
+        self.n_leased = 0
+
+
+class Candidate:
+    __slots__ = ("engine", "load", "source")
+
+    def __init__(self, engine: EngineView, load: Load, source: Source) -> None:
+        self.engine = engine
+        self.load = load
+        self.source = source

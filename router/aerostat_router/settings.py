@@ -1,0 +1,74 @@
+"""The router's command line, read once into a frozen value. What is declared by objects is not here."""
+
+import argparse
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aerostat_core.errors import SettingError
+from aerostat_core.ids import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """`flag` is what an error about this address tells the user to change."""
+
+    host: str
+    port: int
+    flag: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    cluster: str
+    listen: Listen
+    grpc_listen: Listen
+    admin_listen: Listen
+    name: str  # of this router among its replicas: in lease ids and request ids
+    drain: Seconds
+    max_body_bytes: int
+    die_with_parent: int | None
+    log_level: str
+
+
+def parse_settings(argv: Sequence[str]) -> Settings:
+    """Raises SettingError for a value that cannot work; argparse itself ends the process for unknown flags."""
+    parser = argparse.ArgumentParser(prog="aerostat_router", description="Routes inference calls to the engines of an Aerostat cluster.")
+    parser.add_argument("--cluster", required=True, help="where the declared objects are: folder:STATE")
+    parser.add_argument("--listen", default="127.0.0.1:8080", help="HTTP API, host:port (default %(default)s)")
+    parser.add_argument("--grpc-listen", default="127.0.0.1:0", help="gRPC API, host:port; port 0 lets the system choose")
+    parser.add_argument("--admin-listen", default="127.0.0.1:0", help="health, metrics and admin API, host:port")
+    parser.add_argument("--name", default="", help="name among the replicas, letters and digits (default: random)")
+    parser.add_argument("--drain-seconds", type=float, default=30.0, help="how long streams may finish on SIGTERM (default %(default)s)")
+    parser.add_argument("--max-body-bytes", type=int, default=32 << 20, help="largest request body (default %(default)s)")
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when the process PID, the parent, ends")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    given = parser.parse_args(argv)
+    name = given.name or secrets.token_hex(4)
+    if not (name.isascii() and name.replace("-", "").replace(".", "").isalnum() and len(name) <= 63):
+        raise SettingError(f"--name takes at most 63 letters, digits, dots and dashes, got {given.name!r}")
+    if not 0 <= given.drain_seconds < float("inf"):
+        raise SettingError(f"--drain-seconds must be 0 or more, got {given.drain_seconds}")
+    if given.max_body_bytes < 1:
+        raise SettingError(f"--max-body-bytes must be 1 or more, got {given.max_body_bytes}")
+    return Settings(
+        cluster=given.cluster,
+        listen=_listen("--listen", given.listen),
+        grpc_listen=_listen("--grpc-listen", given.grpc_listen),
+        admin_listen=_listen("--admin-listen", given.admin_listen),
+        name=name,
+        drain=given.drain_seconds,
+        max_body_bytes=given.max_body_bytes,
+        die_with_parent=given.die_with_parent,
+        log_level=given.log_level,
+    )
+
+
+def _listen(flag: str, text: str) -> Listen:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingError(f"{flag} takes host:port, for example 127.0.0.1:8080, got {text!r}")
+    return Listen(host=host.strip("[]"), port=int(port), flag=flag)

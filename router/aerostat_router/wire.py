@@ -1,0 +1,160 @@
+"""Telemetry protobuf to the router's values, and back. Nothing else in the router sees these messages."""
+
+from collections.abc import Iterable
+
+from aerostat.v1 import telemetry_pb2 as pb
+from aerostat_core.ids import Epoch, LeaseId, NamespacedName, Seconds, SessionKey
+from aerostat_core.latency import LatencyProfile
+from aerostat_core.specs import EngineState
+from aerostat_router.fleet import AgentUpdate
+from aerostat_router.policy.demand import Demand
+from aerostat_router.policy.views import EngineView, InstanceView, LeaseView, SessionView, Tier, Timing
+
+_STATES = {
+    pb.ABSENT: EngineState.ABSENT,
+    pb.STARTING: EngineState.STARTING,
+    pb.PARKED: EngineState.PARKED,
+    pb.CLOSED: EngineState.CLOSED,
+    pb.OPEN: EngineState.OPEN,
+    pb.DRAINING: EngineState.DRAINING,
+    pb.FAILED: EngineState.FAILED,
+}
+_TIERS = {pb.DEVICE: Tier.DEVICE, pb.HOST: Tier.HOST}
+
+ProfileKey = tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]
+
+
+class UpdateReader:
+    """Reads one agent's messages. It keeps the timings that it made, since profiles change less often than states do."""
+
+    def __init__(self) -> None:
+        self._timings: dict[tuple[NamespacedName, NamespacedName], tuple[ProfileKey, Timing]] = {}
+
+    def read(self, message: pb.TelemetryMessage, now: Seconds) -> AgentUpdate:
+        """`now` is the router's own time: expiries are carried over as what was left of them when the agent spoke."""
+        if message.full:
+            self._timings.clear()
+        return AgentUpdate(
+            agent_epoch=message.agent_epoch,
+            version=message.version,
+            is_full=message.full,
+            instances=tuple(self._instance(i) for i in message.instances),
+            removed_instances=tuple(NamespacedName.parse(name) for name in message.removed_instances),
+            sessions=tuple(_session(s, now - message.sent_at) for s in message.sessions),
+            forgotten_sessions=tuple(SessionKey(key) for key in message.forgotten_sessions),
+            demand=tuple(
+                Demand(model=NamespacedName(d.namespace, d.model), arrivals=d.arrivals, held=d.held, spilled=d.spilled)
+                for d in message.demand
+            ),
+        )
+
+    def _instance(self, i: pb.InstanceState) -> InstanceView:
+        name = NamespacedName(i.namespace, i.name)
+        return InstanceView(
+            name=name,
+            pool=i.pool,
+            node=i.node,
+            sharing=i.sharing,
+            is_draining=i.draining,
+            engines=tuple(self._engine(name, m, is_draining=i.draining) for m in i.models),
+        )
+
+    def _engine(self, instance: NamespacedName, m: pb.ModelState, *, is_draining: bool) -> EngineView:
+        model = instance.sibling(m.model)
+        return EngineView(
+            instance=instance,
+            model=model,
+            state=_STATES.get(m.state, EngineState.ABSENT),
+            epoch=Epoch(m.engine_epoch),
+            timing=self._timing(instance, model, m),
+            host=m.host,
+            port=m.port,
+            call_key=m.call_key,
+            is_draining=is_draining,
+            is_waking=m.waking,
+            running=m.running,
+            waiting=m.waiting,
+            max_running=m.max_running,
+            queue_seconds=m.queue_seconds,
+            open_seconds=m.open_seconds,
+            open_in_seconds=m.open_in_seconds,
+            kv_capacity_tokens=m.kv_capacity_tokens,
+            kv_free_tokens=m.kv_free_tokens,
+            kv_bytes_per_token=m.kv_bytes_per_token,
+            weights_bytes=m.weights_bytes,
+            memory_price=m.memory_price,
+            max_context_tokens=m.max_context_tokens,
+            reason=m.reason,
+            message=m.message,
+        )
+
+    def _timing(self, instance: NamespacedName, model: NamespacedName, m: pb.ModelState) -> Timing:
+        key = (tuple((p.n_tokens, p.seconds) for p in m.prefill), tuple((p.batch, p.seconds) for p in m.decode))
+        known = self._timings.get((instance, model))
+        if known is not None and known[0] == key:
+            return known[1]
+        timing = Timing.of(LatencyProfile(prefill=dict(key[0]), decode=dict(key[1])))
+        self._timings[instance, model] = (key, timing)
+        return timing
+
+
+def _session(s: pb.SessionState, to_local: Seconds) -> SessionView:
+    key, instance = SessionKey(s.session), NamespacedName(s.namespace, s.instance)
+    model = instance.sibling(s.model)
+    lease = None
+    if s.HasField("lease"):
+        lease = LeaseView(
+            id=LeaseId(s.lease.id),
+            session=key,
+            model=model,
+            instance=instance,
+            epoch=Epoch(s.lease.engine_epoch),
+            expires_at=s.lease.expires_at + to_local,
+            units=max(1, s.lease.units),
+        )
+    return SessionView(
+        session=key,
+        model=model,
+        instance=instance,
+        epoch=Epoch(s.handle.engine_epoch or s.lease.engine_epoch),
+        # A lease may be published before the engine's finish report names the tier: the engine has just served the turn.
+        tier=_TIERS.get(s.tier, Tier.DEVICE if lease is not None and s.tier == pb.TIER_UNSPECIFIED else Tier.MISSING),
+        n_tokens=s.handle.n_tokens,
+        lease=lease,
+        is_suspended=s.suspended,
+        turns=s.turns,
+        finished_at=s.last_finished_at,
+    )
+
+
+def install_request(lease: LeaseView, ttl: Seconds) -> pb.InstallLeaseRequest:
+    return pb.InstallLeaseRequest(
+        namespace=lease.instance.namespace,
+        instance=lease.instance.name,
+        model=lease.model.name,
+        session=lease.session,
+        lease_id=lease.id,
+        ttl_seconds=ttl,
+        engine_epoch=lease.epoch,
+    )
+
+
+def consume_request(lease: LeaseView) -> pb.ConsumeLeaseRequest:
+    return pb.ConsumeLeaseRequest(
+        namespace=lease.instance.namespace, instance=lease.instance.name, session=lease.session, lease_id=lease.id
+    )
+
+
+def demand_request(router: str, window: Seconds, demand: Iterable[Demand]) -> pb.ReportDemandRequest:
+    return pb.ReportDemandRequest(
+        router=router,
+        window_seconds=window,
+        demand=[
+            pb.ModelDemand(namespace=d.model.namespace, model=d.model.name, arrivals=d.arrivals, held=d.held, spilled=d.spilled)
+            for d in demand
+        ],
+    )
+
+
+def wake_request(router: str, instance: NamespacedName, model: NamespacedName) -> pb.WakeRequest:
+    return pb.WakeRequest(namespace=model.namespace, model=model.name, instance=instance.name, router=router)
