@@ -115,9 +115,9 @@ async def _end_all(table: ProcessTable, grace: Seconds) -> None:
     kill_at = loop.time() + grace
     n = table.signal_all(signal.SIGTERM)
     _log.info("ending; %d processes got SIGTERM", n)
-    while n:
+    while table.has_children:
         await asyncio.sleep(_POLL)
         table.reap()
-        n = table.signal_all(signal.SIGKILL if loop.time() >= kill_at else 0)
-    table.reap()
+        if loop.time() >= kill_at:
+            table.signal_all(signal.SIGKILL)
     _log.info("ended")

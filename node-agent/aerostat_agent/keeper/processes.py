@@ -98,6 +98,15 @@ class ProcessTable:
             raise PermanentError("StillRunning", f"process {process.pid} (epoch {epoch}) still runs: end it first")
         self._by_epoch.pop(epoch, None)
 
+    @property
+    def has_children(self) -> bool:
+        """Some process of ours lives, or has not been reaped: its own, and orphans that it adopted."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
     def reap(self) -> tuple[Process, ...]:
         """Collect ended children, orphans included, and end what a dead first process left. Returns who is gone since."""
         for pid, exit_code in _ended_children():

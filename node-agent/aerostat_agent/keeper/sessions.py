@@ -20,9 +20,10 @@ def living() -> Iterator[tuple[int, int, int]]:
             continue
         with suppress(FileNotFoundError, ProcessLookupError):
             stat = (entry / "stat").read_text()
-            state, parent, _, session = stat[stat.rindex(")") + 2 :].split(maxsplit=4)[:4]  # the command may hold blanks
-            if state not in _DEAD:
-                yield int(entry.name), int(parent), int(session)
+            fields = stat[stat.rindex(")") + 2 :].split()  # the command before may hold blanks
+            state, parent, session, n_threads = fields[0], int(fields[1]), int(fields[3]), int(fields[17])
+            if state not in _DEAD or n_threads > 1:  # a first thread may end before the others
+                yield int(entry.name), parent, session
 
 
 def members_of(session: int) -> tuple[int, ...]:
