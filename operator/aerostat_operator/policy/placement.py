@@ -7,11 +7,13 @@ Tensor-parallel anti-affinity (Prism) holds by construction: an instance is a gr
 one model sit on distinct instances.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isinf
 
 from aerostat_core.ids import InstanceName, ModelName
+from aerostat_core.quantities import format_size
 from aerostat_core.specs import DemandDefinition
 from aerostat_operator.policy.kvpr import Board, Claim, Rules, Seat
 from aerostat_operator.policy.repack import Search, Seating
@@ -190,7 +192,7 @@ class _Placing:
 
     def _repack(self, wish: Wish) -> bool:
         """Rearrange what runs nowhere yet; if that is not enough, start moves. True once the model has its seat."""
-        fresh, self.fresh = self.fresh, []
+        n_placed, fresh, self.fresh = self._n_placed(wish.model), self.fresh, []
         for claim, instance in fresh:
             self.board.take(claim, instance)
         movable = self._movable() if self._moves_left() > 0 else []
@@ -198,10 +200,9 @@ class _Placing:
         for claim, instance in fresh if found is None else self._start_moves(found, {claim.model: source for claim, source in movable}):
             if self.board.fits(claim, instance):
                 self._seat(claim, instance)
-        placed = {claim.model for claim, _ in self.fresh}
-        for model in sorted({claim.model for claim, _ in fresh} - placed):
-            self.missing[model] = self._explain(self.wishes[model])
-        return wish.model in placed and found is not None
+        lost = Counter(claim.model for claim, _ in fresh) - Counter(claim.model for claim, _ in self.fresh)
+        self.missing |= {model: self._explain(self.wishes[model]) for model in sorted(lost)}
+        return self._n_placed(wish.model) > n_placed
 
     def _start_moves(self, found: Seating, homes: dict[ModelName, InstanceName]) -> Seating:
         """Start those moves of `found` whose target has room beside all sources. Returns the seats of the others."""
@@ -313,7 +314,8 @@ class _Placing:
             kept = lame if n_ready < wish.replicas else []
             seats[wish.model] = tuple(sorted({*live, *kept}))
         for claim, instance in self.fresh:
-            self.reasons.append(f"{claim.model} is placed on {instance}")
+            outcome = f"KVPR {self.board.pressure(instance):.4g}, {format_size(self.board.free_bytes(instance))} left to KV"
+            self.reasons.append(f"{claim.model} is placed on {instance}: {outcome}")
         self.board.check_integrity()
         return Placements(
             seats=seats,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aerostat_core.ids import Seconds
+from aerostat_core.ids import InstanceName, Seconds
 from aerostat_core.specs import Condition, Sharing, Slo
 from aerostat_operator.policy.eligibility import SHARING_NOT_SUPPORTED
 from aerostat_operator.policy.membership import Membership
@@ -17,7 +17,7 @@ def roll_up_pool(
     pool = membership.pool
     heard = {v.spec.name for v in views if v.is_heard(now)}
     n_ready = sum(m.name in heard for m in membership.accepting)
-    conditions = [_ready(membership, n_ready)]
+    conditions = [_ready(membership, n_ready, [m.instance for m in membership.accepting if m.name not in heard])]
     if membership.conflicts:
         named = "; ".join(f"{node} belongs to the older Pool {owner}" for node, owner in membership.conflicts)
         conditions.append(condition("Conflict", True, "NodeTaken", f"{named}: make spec.nodeSelector of the two differ"))
@@ -31,7 +31,7 @@ def roll_up_pool(
     )
 
 
-def _ready(membership: Membership, n_ready: int) -> Condition:
+def _ready(membership: Membership, n_ready: int, silent: Sequence[InstanceName]) -> Condition:
     pool, size = membership.pool, membership.pool.devices_per_instance
     if pool.sharing is Sharing.ROUNDS:
         return condition("Ready", False, "SharingNotSupported", SHARING_NOT_SUPPORTED)
@@ -44,15 +44,19 @@ def _ready(membership: Membership, n_ready: int) -> Condition:
         return condition("Ready", False, "NoDevices", message)
     notes = [f"{n} devices of {node} are left over, since {size} make an instance" for node, n in membership.leftover]
     notes += [f"{node} has no devices" for node in membership.bare]
-    unready = sorted({m.instance for m in membership.members if m.cordoned or m.lost})
-    notes += [f"the node of {i} is cordoned or not ready" for i in unready]
+    if silent:
+        notes.append(f"nothing is heard from the agents of {', '.join(silent)}")
+    away = sorted(m.instance for m in membership.members if m.cordoned or m.lost)
+    notes += [f"the node of {i} is cordoned or not ready" for i in away]
     message = "; ".join([f"{n_ready} of {len(membership.members)} instances are ready", *notes])
-    if n_ready < len(membership.members) - len(unready) or n_ready == 0:
-        return condition("Ready", False, "AgentSilent" if not unready or n_ready else "NodesNotReady", message)
+    if silent:
+        return condition("Ready", False, "AgentSilent", message)
+    if n_ready == 0:
+        return condition("Ready", False, "NodesNotReady", message)
     return condition("Ready", True, "Ready", message)
 
 
 def roll_up_slo(slo: Slo, *, n_models: int, previous: Sequence[Condition], now: Seconds) -> SloStatus:
-    ready = condition("Ready", True, "InForce", f"{n_models} models owe it")
+    ready = condition("Ready", True, "InForce", f"Models that owe it: {n_models}")
     conditions = carried_on([ready], previous, generation=slo.generation, now=now)
     return SloStatus(name=slo.name, generation=slo.generation, conditions=conditions, models=n_models)

@@ -140,6 +140,8 @@ def _progressing(facts: ModelFacts) -> Condition:
     if facts.n_moving:
         return condition("Progressing", True, "Moving", "a replica moves; its source serves until its target is ready")
     for r in facts.replicas:
+        if r.report is None and r.resident:
+            return condition("Progressing", True, "Pending", f"{r.instance} waits for its agent to start it")
         if r.state in (EngineState.STARTING, EngineState.DRAINING):
             return condition("Progressing", True, r.state.value, f"{r.instance} is {r.state.value.lower()}")
         if not r.current and r.live and not facts.sleeps and r.state is not EngineState.FAILED:
