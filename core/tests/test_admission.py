@@ -140,9 +140,9 @@ STATUS: dict[Kind, Resource] = {
 def violations(kind: Kind, resource: Resource, old: Resource | None = None) -> tuple[Violation, ...]:
     """What admission finds in an object with a status (an API server looks at the two apart)."""
     try:
-        ADMISSION.admit(resource, old)
         if "status" in resource:
             ADMISSION.check_status(kind, NamespacedName("default", "x"), resource["status"])
+        ADMISSION.admit(resource, old)
     except InvalidResourceError as error:
         return error.violations
     return ()
@@ -249,7 +249,10 @@ def test_required_fields_are_asked_for(kind: Kind, path: Path_, schema: Schema, 
         assert violations(kind, resource) == (Violation(f"{written(path)}.{name}", "Required value"),)
 
 
-@pytest.mark.parametrize(("kind", "path", "schema", "good"), FIELDS)
+BOUNDED = [param for param in FIELDS if "minimum" in param.values[2]]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("kind", "path", "schema", "good"), BOUNDED)
 def test_the_bounds_themselves_are_in_range(kind: Kind, path: Path_, schema: Schema, good: Any) -> None:
     for value in (schema[bound] for bound in ("minimum", "maximum") if bound in schema):
         resource = full(kind)
