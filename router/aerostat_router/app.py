@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
@@ -171,11 +172,22 @@ class RouterApp:
             is_alive=lambda: not self.failed.is_set(),
         )
         self.metrics.registry.register(FleetCollector(self.fleet, self._clock.monotonic))
-        self._admin = web.AppRunner(admin.app(), access_log=None)
+        self._admin = web.AppRunner(admin.app(), access_log=None, shutdown_timeout=1)
         await self._admin.setup()
-        site = web.TCPSite(self._admin, host, port, shutdown_timeout=1)
+        site = web.TCPSite(self._admin, host, port)
         try:
             await site.start()
         except OSError as refused:
             raise SettingError(f"cannot listen on {host}:{port} ({refused.strerror}). Choose another {flag}.") from refused
         return int(self._admin.addresses[0][1])
+
+
+@asynccontextmanager
+async def running_router(settings: Settings, cluster: Cluster, clock: Clock) -> AsyncIterator[RouterApp]:
+    """A started router that ends with the block, its streams cut."""
+    app = RouterApp(settings, cluster, clock)
+    try:
+        await app.start()
+        yield app
+    finally:
+        await app.stop(0)

@@ -5,7 +5,7 @@ about the old run. Nobody awaits here; `apply` is the only way in.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -16,6 +16,7 @@ from aerostat_router.leases import LeaseTable, Place
 from aerostat_router.policy.demand import Demand
 from aerostat_router.policy.views import Candidate, EngineView, InstanceView, SessionView, Source
 
+NO_EPOCH: Final = 0  # of a session of which nothing is held any more: said of the present run
 NO_HOLDINGS: Final[Mapping[NamespacedName, SessionView]] = MappingProxyType({})
 
 
@@ -216,6 +217,8 @@ class Fleet:
         for view in update.sessions:
             place = (view.instance, view.model)
             candidate = self._candidates.get(place)
+            if candidate is not None and view.epoch == NO_EPOCH:
+                view = replace(view, epoch=candidate.engine.epoch)
             if candidate is None or candidate.engine.epoch != view.epoch:
                 continue  # of a run that is over, or of an instance that is not declared
             self._sessions.setdefault(view.session, {})[place] = view

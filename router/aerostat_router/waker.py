@@ -99,6 +99,9 @@ class Waker:
             reply = await self._call(address, model, instance)
             if reply is None:
                 continue
+            own = self._address(instance, model)
+            if reply.refused and own != address:  # an agent that knows its own instances only
+                reply = await self._call(own, model, instance) or reply
             if reply.refused:
                 return _Answer(is_under_way=False, message=f"{instance.name}: {reply.message or reply.refused}")
             settled = instance.sibling(reply.instance) if reply.instance else instance

@@ -117,8 +117,8 @@ def _session(s: pb.SessionState, to_local: Seconds) -> SessionView:
         model=model,
         instance=instance,
         epoch=Epoch(s.handle.engine_epoch or s.lease.engine_epoch),
-        # A lease may be published before the engine's finish report names the tier: the engine has just served the turn.
-        tier=_TIERS.get(s.tier, Tier.DEVICE if lease is not None and s.tier == pb.TIER_UNSPECIFIED else Tier.MISSING),
+        # A lease may be published before the first finish report: the engine has just served the turn, so it holds it.
+        tier=Tier.DEVICE if lease is not None and not s.turns else _TIERS.get(s.tier, Tier.MISSING),
         n_tokens=s.handle.n_tokens,
         lease=lease,
         is_suspended=s.suspended,
