@@ -154,8 +154,8 @@ _POLLIN: Final = 1  # zmq.POLLIN, which is select.POLLIN for plain descriptors t
 
 def turn_of(request: Any) -> Tokens[int] | None:
     """Tokens that a finished request's KV covers; None for one that is only paused, or holds nothing."""
-    if not request.finished() or not request.kv.holds_kv:
-        return None
+    if not request.finished() or not request.kv.holds_kv or not request.sampling_params.max_new_tokens:
+        return None  # without new tokens: SGLang warms the cache for n > 1
     return (array("q", request.origin_input_ids) + array("q", request.output_ids))[: request.owned_kv_len()]
 
 

@@ -7,6 +7,7 @@ Order matters: the environment is set before anything of SGLang or torch is impo
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import MutableMapping
@@ -73,10 +74,9 @@ def prepare_environment(spec: EngineLaunch, environ: MutableMapping[str, str]) -
     if len(os.fsencode(tmp / _LONGEST_SOCKET_NAME)) > _MAX_SOCKET_PATH_BYTES:
         raise SettingError(f"run_dir {spec.run_dir} is too long for Unix sockets: choose one of at most 90 bytes")
     try:
-        tmp.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for stale in tmp.iterdir():
-            if not stale.is_dir():
-                stale.unlink()
+        if tmp.exists():
+            shutil.rmtree(tmp)  # left by a killed run
+        tmp.mkdir(parents=True, mode=0o700)
     except OSError as error:
         raise SettingError(f"cannot use run_dir {spec.run_dir}: {error}") from error
     environ.update(
