@@ -233,7 +233,7 @@ class _Placing:
         if not without:
             why = "each of the pool's instances has a replica already"
             return Missing(reason="NotEnoughInstances", message=count + why, entitled=entitled)
-        best = max(without, key=lambda i: (self.board.free_bytes(i), i))
+        best = min(without, key=lambda i: (-self.board.free_bytes(i), i))
         why = self.board.obstacle(wish.claim, best) or "its seat was given to make room; it is placed next"
         waits = [f"{m.model} moves from {m.source} to {m.target}" for m in self.moves]
         return Missing(reason="InsufficientMemory", message="; ".join([count + why, *waits]), entitled=entitled)
