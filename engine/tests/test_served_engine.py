@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -37,6 +37,7 @@ N_NEW = 12
 KV_TOKENS = 2048
 EPOCH = 5
 
+Kind = Literal["hello", "finished", "boundary", "profile", "tiers"]
 Greedy = Callable[[list[int]], list[int]]
 
 
@@ -62,7 +63,7 @@ class Agent(threading.Thread):
     def probe(self) -> None:
         self._say(probe=pb.Probe())
 
-    def of(self, kind: str) -> list[Any]:
+    def of(self, kind: Kind) -> list[Any]:
         return [getattr(frame, kind) for frame in list(self.frames) if frame.HasField(kind)]
 
     def close(self) -> None:
