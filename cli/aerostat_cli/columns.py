@@ -57,8 +57,13 @@ def _text(value: Any) -> str:
 
 
 def age(timestamp: str, *, now: Seconds) -> str:
-    """How long ago, as kubectl rounds it: `12s`, `5m30s`, `42m`, `3h`, `2d`."""
-    seconds = max(0, round(now - datetime.fromisoformat(timestamp).timestamp()))
+    """How long ago, of an RFC 3339 timestamp."""
+    return format_age(now - datetime.fromisoformat(timestamp).timestamp())
+
+
+def format_age(seconds: Seconds) -> str:
+    """As kubectl rounds it: `12s`, `5m30s`, `42m`, `3h`, `2d`."""
+    seconds = max(0, round(seconds))
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
     if seconds < 120:
         return f"{seconds}s"

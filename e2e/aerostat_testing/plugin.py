@@ -1,5 +1,6 @@
 """Fixtures shared by the suites of all components; loaded as a pytest plugin, since there are no `conftest.py` files."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,13 @@ import pytest
 from aerostat_testing.leaks import can_check_tasks, failing_on_leaked_children, failing_on_leaked_tasks
 from aerostat_testing.standalone import Standalone
 
+pytest_plugins = ["aerostat_testing.kubernetes.fixtures"]
 TINY_ARCHITECTURES = ("qwen3", "llama")
+
+
+def pytest_configure() -> None:
+    """Without a loop said to be absent, looptime's look for one makes one in a plain test, and nobody closes it."""
+    asyncio.set_event_loop(None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -97,7 +97,9 @@ def situation_of(model: Resource, instances: Iterable[Resource]) -> Situation:
     if ready.get("status") == "True":
         where = open_on or "its first call (minReplicas is 0)"
         return Situation(served_name=served_name, step="ready", detail="", ready=True, instance=where)
-    reporting = [replica for _, replica in replicas if replica["state"] not in ("Open", "Absent") or replica.get("reason")]
+    reporting = [
+        replica for _, replica in replicas if replica["state"] != "Open" and (replica["state"] != "Absent" or replica.get("reason"))
+    ]
     if reporting:
         replica = reporting[0]
         # A failure's message says what to do; while all goes well the progress says more.

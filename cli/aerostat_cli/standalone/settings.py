@@ -9,9 +9,11 @@ from typing import Final
 from aerostat_cli.standalone.children import ChildSpec
 from aerostat_cli.standalone.run_state import RouterAddresses
 from aerostat_core.errors import SettingError
+from aerostat_core.ids import Seconds
 
 HOST: Final = "127.0.0.1"
 NODE: Final = "local"
+DRAIN: Final[Seconds] = 15.0  # for streams that are under way at the end
 MAX_PORT: Final = 65535
 
 
@@ -95,11 +97,11 @@ def agent_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> Child
 def router_spec(settings: UpSettings, index: int, parent_pid: int) -> ChildSpec:
     at = settings.routers[index]
     argv: tuple[str, ...] = ("-m", "aerostat_router", "--cluster", settings.cluster, "--listen", at.http, "--grpc-listen", at.grpc)
-    argv += ("--admin-listen", at.admin, "--die-with-parent", str(parent_pid))
+    argv += ("--admin-listen", at.admin, "--name", f"router-{index}", "--drain-seconds", f"{DRAIN:g}", "--die-with-parent", str(parent_pid))
     return ChildSpec(
         name=f"router-{index}",
         argv=(sys.executable, *argv),
         log=settings.logs / f"router-{index}.log",
-        stop_grace=15.0,
+        stop_grace=DRAIN + 5.0,
         what_it_means="its streams are cut; clients retry",
     )
