@@ -21,7 +21,7 @@ from aerostat_agent.policy.sessions import Row, SessionTable
 from aerostat_agent.policy.tracks import EngineKey, Phase, Track
 from aerostat_core.clock import Clock
 from aerostat_core.ids import Bytes, Epoch, LeaseId, NamespacedName, NodeName, Seconds, SessionKey
-from aerostat_core.specs import InstanceSpec
+from aerostat_core.specs import EngineState, InstanceSpec
 
 MAX_TRANSITIONS: Final = 256
 
@@ -137,6 +137,8 @@ class Node:
             engine.probing.cancel()
         self.void_leases(key)
         self.sessions.engine_ended(key)
+        if key in self.verdicts:  # routers must not wait for the next plan to learn it
+            self.judge({**self.verdicts, key: Verdict(state=EngineState.ABSENT, reason="EngineEnded")})
         self.touch()
 
     def void_leases(self, key: EngineKey) -> None:

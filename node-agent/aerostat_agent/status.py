@@ -22,7 +22,7 @@ from aerostat_runtime.cluster.port import Cluster, Kind, Note
 
 _log = logging.getLogger(__name__)
 
-_QUIET_REASONS: Final = frozenset({"NotResident", "PreparingWeights", "EngineStarting", "Adopted"})
+_QUIET_REASONS: Final = frozenset({"NotResident", "PreparingWeights", "EngineStarting", "EngineEnded", "Adopted"})
 
 
 @dataclass(slots=True)

@@ -6,15 +6,15 @@ published as draining, and routers get two heartbeats to act on it.
 
 import asyncio
 import logging
+import math
 import shutil
 import signal
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from aerostat_agent.adoption import sort_out
-from aerostat_agent.engine_link import EngineLinks
 from aerostat_agent.exits import describe_exit
 from aerostat_agent.keeper_client import Exit, Keeper, KeeperRefusalError, KeptProcess
 from aerostat_agent.launching import describe, footprint, launch, run_dir, source_of
@@ -30,8 +30,17 @@ from aerostat_core.ids import Bytes, Epoch, NamespacedName, Seconds
 _log = logging.getLogger(__name__)
 
 TICK: Final[Seconds] = 0.2  # deadlines and drains are looked at so often
+COALESCE: Final[Seconds] = 0.01  # what engines report comes in bursts
 LINK_LOST_LIMIT: Final[Seconds] = 60.0  # an engine that cannot find its agent for so long is not trusted any more
 ADOPT_LIMIT: Final[Seconds] = 120.0  # for an adopted engine to say hello and pass its probe
+
+
+class BoundaryAsker(Protocol):
+    """The way to an engine, as far as the supervisor needs it."""
+
+    async def ask_boundary(self, key: EngineKey) -> None:
+        """The engine reports a Boundary soon; without a link nothing comes."""
+        ...
 
 
 class Supervisor:
@@ -44,7 +53,7 @@ class Supervisor:
         keeper: Keeper,
         *,
         weights: Weights,
-        links: EngineLinks,
+        links: BoundaryAsker,
         new_epoch: Callable[[], Epoch],
     ) -> None:
         self._settings = settings
@@ -53,6 +62,7 @@ class Supervisor:
         self._weights = weights
         self._links = links
         self._new_epoch = new_epoch
+        self._asked_at = -math.inf  # draining engines, for their boundary
 
     async def adopt(self, processes: Iterable[KeptProcess]) -> None:
         """Take over what an agent before this one left. Raises TemporaryError when the keeper is lost."""
@@ -77,6 +87,7 @@ class Supervisor:
             changed.clear()
             if not await self.step():
                 await _wait(changed, TICK)
+                await asyncio.sleep(COALESCE)
 
     async def follow_exits(self, exits: asyncio.Queue[Exit]) -> None:
         """Until cancelled."""
@@ -94,8 +105,9 @@ class Supervisor:
         for action in decided.actions:
             await self._execute(action, by_key.get(action.key), now)
         self._drop_idle(by_key.keys())
-        for key, track in self._node.tracks.items():
-            if track.phase is Phase.DRAINING:
+        if now - self._asked_at >= TICK:
+            self._asked_at = now
+            for key in [key for key, track in self._node.tracks.items() if track.phase is Phase.DRAINING]:
                 await self._links.ask_boundary(key)
         return bool(decided.actions)
 

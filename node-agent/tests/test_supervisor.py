@@ -1,0 +1,466 @@
+"""The agent's decisions carried out over a fake keeper in virtual time: starts, failures, drains, adoption, wakes."""
+
+import asyncio
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aerostat_agent.engine_events import Boundary, Finished, Handle, SessionsMissing, Unhealthy
+from aerostat_agent.keeper_client import FencedError
+from aerostat_agent.notes import EngineNote
+from aerostat_agent.policy.engines import DRAIN_GRACE, KILL_AFTER, SETTLE
+from aerostat_agent.policy.leases import Lease
+from aerostat_agent.policy.sessions import Row
+from aerostat_agent.policy.tracks import Failure, Phase
+from aerostat_agent.supervisor import LINK_LOST_LIMIT
+from aerostat_agent.wakes import wake
+from aerostat_core.defaults import RESTART_DELAYS
+from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EXIT_BAD_SPEC, EngineLaunch
+from aerostat_core.ids import Epoch, LeaseId, NamespacedName, Seconds, SessionKey
+from aerostat_core.specs import EngineState
+from aerostat_testing.agent_fakes import INSTANCE, AgentRig, FakeKeeper, instance_model, instance_spec, key, settle
+
+pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
+
+MODEL_A = NamespacedName("default", "a")
+
+
+def now() -> Seconds:
+    return asyncio.get_running_loop().time()
+
+
+def state(rig: AgentRig, name: str = "a") -> tuple[EngineState, str]:
+    verdict = rig.node.verdicts[key(name)]
+    return verdict.state, verdict.reason
+
+
+async def test_a_model_is_open_when_its_engine_said_hello_and_passed_the_token_probe(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.prober.seconds = 2.0
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await settle()
+        assert state(rig) == (EngineState.STARTING, "PreparingWeights")
+        process = await rig.started("a")
+        assert state(rig) == (EngineState.STARTING, "EngineStarting")
+        assert rig.hello("a") == ""
+        await asyncio.sleep(1.9)
+        assert state(rig)[0] is EngineState.STARTING
+        await asyncio.sleep(0.3)
+        assert state(rig) == (EngineState.OPEN, "Serving")
+        note = EngineNote.from_bytes(process.note)
+        assert rig.prober.probed == [note.port]
+        assert rig.node.figures_of(key("a")).n_opened == 1
+
+
+async def test_what_is_started_is_told_the_keys_by_its_environment_and_nowhere_else(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a", kv=(1 << 20) + 5000)))
+    async with rig.running():
+        process = await rig.started("a")
+    argv, env = rig.keeper.commands[process.epoch], rig.keeper.environments[process.epoch]
+    launch = EngineLaunch.from_json(argv[-1])
+    assert (launch.epoch, launch.instance, launch.model) == (process.epoch, str(INSTANCE), "a")
+    assert launch.kv_tokens == 1024  # whole pages of the KV budget
+    keys = env[CALL_KEY_ENV], env[ADMIN_KEY_ENV]
+    assert len(set(keys)) == 2
+    assert not any(k in " ".join(argv) for k in keys)
+    note = EngineNote.from_bytes(process.note)
+    assert not any(k in repr(note) for k in keys)
+
+
+async def test_all_ranks_must_say_hello(tmp_path: Path) -> None:
+    from aerostat_testing.agent_fakes import hello
+
+    rig = AgentRig(tmp_path)
+    rig.node.declare(replace(instance_spec(instance_model("a")), devices=(0, 1)))
+    async with rig.running():
+        await rig.started("a")
+        rig.reports.on_hello(rig.identity("a"), hello(tensor_parallel=2))
+        await settle()
+        assert rig.prober.probed == []
+        rig.reports.on_hello(rig.identity("a", rank=1), hello(tensor_parallel=2))
+        await settle()
+        assert state(rig)[0] is EngineState.OPEN
+        assert "none of 2" in rig.reports.on_hello(rig.identity("a", rank=2), hello(tensor_parallel=2))
+
+
+async def test_a_hello_of_another_epoch_is_refused(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.started("a")
+        assert "epoch" in rig.hello("a", epoch=Epoch(process.epoch - 1))
+
+
+async def test_an_engine_that_keeps_dying_is_started_again_with_growing_pauses_and_then_failed_with_its_last_words(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    starts: list[Seconds] = []
+    async with rig.running():
+        process = await rig.started("a")
+        for _ in range(len(RESTART_DELAYS)):
+            note = EngineNote.from_bytes(process.note)
+            rig.keeper.end(process.epoch, 1, f"first\nout of memory api_key={note.call_key}\n")
+            ended = now()
+            process = await rig.started("a", after=process.epoch)
+            starts.append(now() - ended)
+        rig.keeper.end(process.epoch, 1, "the very last line\n")
+        await asyncio.sleep(100)
+        assert rig.keeper.engines == {}
+        assert state(rig) == (EngineState.FAILED, "EngineExited")
+        message = rig.node.verdicts[key("a")].message
+        assert "exit code 1" in message
+        assert "the very last line" in message
+        assert "first" not in message  # the words of the run before
+        answer = wake(rig.node, MODEL_A, INSTANCE)
+        assert answer.refused == "EngineExited"
+        rig.node.declare(instance_spec(instance_model("a", uri="file:///other")))
+        await rig.started("a")  # a new spec gets new tries
+    for waited, delay in zip(starts, RESTART_DELAYS, strict=True):
+        assert delay <= waited < delay + 0.5
+
+
+async def test_secrets_do_not_reach_the_message(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.started("a")
+        note = EngineNote.from_bytes(process.note)
+        rig.keeper.end(process.epoch, -signal.SIGSEGV, f"args: {note.call_key} {note.admin_key}, hf_token='hf_abc', tokens=12\n")
+        await settle()
+        message = rig.node.verdicts[key("a")].message
+    assert "signal SIGSEGV" in message
+    assert "args: *** ***, hf_token=***, tokens=12" in message
+
+
+async def test_a_taken_port_leads_to_another_try_with_another_port_at_once(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.started("a")
+        ended = now()
+        rig.keeper.end(process.epoch, 1, "[Errno 98] error while attempting to bind: address already in use\n")
+        again = await rig.started("a", after=process.epoch)
+        assert now() - ended < 0.5
+    assert EngineNote.from_bytes(again.note).port != EngineNote.from_bytes(process.note).port
+
+
+async def test_an_engine_that_refuses_its_spec_is_failed_at_once(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.started("a")
+        rig.keeper.end(process.epoch, EXIT_BAD_SPEC, "engine: unknown fields\n")
+        await settle()
+        assert state(rig) == (EngineState.FAILED, "EngineSpecRefused")
+
+
+async def test_a_failed_token_probe_is_a_failed_start_with_its_reason(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.prober.failure = Failure(reason="TokenProbeFailed", message="expected the tokens [4, 5], got [0, 0]")
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.open("a")
+        await asyncio.sleep(0.5)
+        assert state(rig) == (EngineState.STARTING, "TokenProbeFailed")
+        assert rig.keeper.signals[0][1:] == (process.epoch, signal.SIGTERM)
+        rig.prober.failure = None
+        await rig.started("a", after=process.epoch)
+        rig.hello("a")
+        await settle()
+        assert state(rig)[0] is EngineState.OPEN
+
+
+@pytest.mark.parametrize("is_stubborn", [False, True])
+async def test_an_unhealthy_engine_is_ended_and_started_again(tmp_path: Path, is_stubborn: bool) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.open("a")
+        if is_stubborn:
+            rig.keeper.stubborn.add(process.epoch)
+        told = now()
+        rig.reports.on_event(rig.identity("a"), Unhealthy(why="the scheduler hangs"))
+        await rig.started("a", after=process.epoch)
+        sent = [s for _, epoch, s in rig.keeper.signals if epoch == process.epoch]
+        assert sent == [signal.SIGTERM, signal.SIGKILL] if is_stubborn else [signal.SIGTERM]
+        assert now() - told >= (KILL_AFTER if is_stubborn else 0) + RESTART_DELAYS[0]
+
+
+async def test_an_engine_that_does_not_come_back_to_its_agent_is_replaced(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.open("a")
+        rig.reports.on_link_lost(rig.identity("a"))
+        await asyncio.sleep(LINK_LOST_LIMIT - 1)
+        assert state(rig)[0] is EngineState.OPEN
+        assert rig.hello("a") == ""  # it came back
+        await asyncio.sleep(LINK_LOST_LIMIT)
+        assert rig.keeper.engines[key("a")].epoch == process.epoch
+        rig.reports.on_link_lost(rig.identity("a"))
+        await rig.started("a", after=process.epoch, limit=LINK_LOST_LIMIT + 10)
+
+
+async def test_an_engine_that_dies_takes_its_leases_and_sessions_with_it_at_once(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    row = Row(key("a"), SessionKey("s"))
+    async with rig.running():
+        process = await rig.open("a")
+        handle = Handle(epoch=process.epoch, prefix_hash=b"h", n_tokens=16)
+        turn = Finished(session=row.session, handle=handle, n_prompt_tokens=20, n_output_tokens=2, n_cached_tokens=0)
+        rig.reports.on_event(rig.identity("a"), turn)
+        lease = Lease(id=LeaseId("l"), engine=key("a"), session=row.session, epoch=process.epoch, expires_at=rig.clock.wall() + 5)
+        assert rig.node.install_lease(lease).lease == lease
+        rig.node.sessions.take_changes()
+        rig.keeper.end(process.epoch, -signal.SIGKILL)
+        await settle()
+        record = rig.node.sessions.get(row)
+        assert record is not None
+        assert record.handle is None
+        assert len(rig.node.leases) == 0
+        assert rig.node.sessions.take_changes()[0] == (row,)
+        assert rig.node.install_lease(replace(lease, id=LeaseId("l2"))).reason == "EngineChanged"
+
+
+async def test_sessions_that_the_engine_evicted_are_missing(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    row = Row(key("a"), SessionKey("s"))
+    async with rig.running():
+        process = await rig.started("a")
+        rig.hello("a", sessions=((row.session, Handle(epoch=process.epoch, prefix_hash=b"h", n_tokens=16)),))
+        record = rig.node.sessions.get(row)
+        assert record is not None
+        assert record.handle is not None
+        rig.reports.on_event(rig.identity("a"), SessionsMissing(sessions=(row.session,)))
+        record = rig.node.sessions.get(row)
+        assert record is not None
+        assert record.handle is None
+
+
+async def test_before_an_engine_ends_in_peace_it_is_published_as_draining_and_its_calls_finish(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.open("a")
+        rig.engines.answers[key("a")] = Boundary(running=1)
+        published = rig.node.watch()
+        drained = now()
+        rig.node.declare(instance_spec())
+        await settle()
+        assert published.is_set()
+        assert state(rig) == (EngineState.DRAINING, "NotWanted")
+        await asyncio.sleep(20)
+        assert rig.keeper.signals == []  # one call still runs
+        rig.engines.answers[key("a")] = Boundary()
+        await asyncio.sleep(1)
+        ((at, epoch, signum),) = rig.keeper.signals
+        assert (epoch, signum) == (process.epoch, signal.SIGTERM)
+        assert at - drained >= 20
+        await asyncio.sleep(1)
+        assert key("a") not in rig.node.tracks
+        assert rig.keeper.processes == {}
+
+
+async def test_an_idle_engine_still_waits_until_routers_know(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await rig.open("a")
+        rig.engines.answers[key("a")] = Boundary()
+        drained = now()
+        rig.node.declare(instance_spec(instance_model("a"), draining=True))
+        await asyncio.sleep(2)
+        ((at, _, _),) = rig.keeper.signals
+        assert SETTLE <= at - drained < SETTLE + 0.5
+
+
+async def test_a_call_that_never_finishes_does_not_hold_a_drain_for_ever(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await rig.open("a")
+        rig.engines.answers[key("a")] = Boundary(running=1)
+        drained = now()
+        rig.node.withdraw(INSTANCE)
+        await asyncio.sleep(DRAIN_GRACE + 1)
+        ((at, _, _),) = rig.keeper.signals
+        assert at - drained >= DRAIN_GRACE
+        await asyncio.sleep(1)
+        assert rig.node.specs == {}  # a deleted instance goes with its last engine
+
+
+async def test_a_new_agent_adopts_what_runs_and_starts_no_second_engine(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    spec = instance_spec(instance_model("a"), instance_model("w", resident=False))
+    rig.node.declare(spec)
+    async with rig.running():
+        await rig.open("a")
+        wake(rig.node, NamespacedName("default", "w"), INSTANCE)
+        await rig.started("w")
+        before = dict(rig.keeper.engines)
+    again = AgentRig(tmp_path, rig.keeper)
+    again.node.declare(spec)
+    async with again.running():
+        await settle()
+        assert state(again) == (EngineState.STARTING, "Adopted")
+        for name in ("a", "w"):
+            assert again.hello(name) == ""
+        await asyncio.sleep(10)
+        assert state(again, "a") == state(again, "w") == (EngineState.OPEN, "Serving")
+        assert again.keeper.engines == before
+        assert rig.keeper.signals == []
+        assert again.n_prepared == 0
+        assert again.node.figures_of(key("a")).n_opened == 0  # nobody knows how long its start took
+
+
+async def test_a_new_agent_accounts_for_what_ended_meanwhile_and_kills_strays(tmp_path: Path) -> None:
+    keeper = FakeKeeper()
+    rig = AgentRig(tmp_path, keeper)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.open("a")
+        await keeper.start(epoch=Epoch(process.epoch + 1), argv=["x"], env={}, log_path=tmp_path / "x.log", note=b"who knows")
+    keeper.end(process.epoch, 1, "killed while nobody looked\n")
+    while not keeper.exits.empty():
+        keeper.exits.get_nowait()  # told to the agent before, which is gone
+    again = AgentRig(tmp_path, keeper)
+    again.node.declare(instance_spec(instance_model("a")))
+    async with again.running():
+        await settle()
+        assert set(keeper.processes) == {p.epoch for p in keeper.processes.values() if p.note == b'{"prepare": {}}'}
+        assert keeper.signals[-1][1:] == (Epoch(process.epoch + 1), signal.SIGKILL)
+        assert again.node.tracks[key("a")].attempts.n_failures == 1
+        started = await again.started("a")
+        assert started.epoch > process.epoch + 1
+
+
+async def test_an_adopted_engine_that_nobody_wants_any_more_is_drained(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await rig.open("a")
+    again = AgentRig(tmp_path, rig.keeper)
+    again.node.declare(instance_spec())
+    async with again.running():
+        await settle()
+        assert again.node.tracks[key("a")].phase is Phase.DRAINING
+
+
+async def test_wakes_are_one_wake_and_a_woken_model_stays_until_its_spec_changes(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    sleeping = instance_model("a", resident=False)
+    rig.node.declare(instance_spec(sleeping))
+    async with rig.running():
+        await settle()
+        assert state(rig) == (EngineState.ABSENT, "NotResident")
+        answers = [wake(rig.node, MODEL_A, INSTANCE) for _ in range(3)]
+        await rig.open("a")
+        answers.append(wake(rig.node, MODEL_A, INSTANCE))
+        assert [a.instance for a in answers] == ["cpu-0"] * 4
+        assert not any(a.refused for a in answers)
+        assert answers[0].open_in > 0
+        assert answers[-1].open_in == 0
+        assert rig.n_prepared == len(rig.keeper.engines) == 1
+        rig.node.declare(instance_spec(replace(sleeping, generation=2)))  # nothing that the engine runs has changed
+        await asyncio.sleep(5)
+        assert state(rig)[0] is EngineState.OPEN
+        rig.node.declare(instance_spec(replace(sleeping, source_uri="file:///other")))
+        await settle()
+        assert state(rig)[0] is EngineState.DRAINING
+        assert rig.node.woken == set()
+
+
+async def test_a_wake_that_cannot_be_is_refused_with_its_reason(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a", resident=False), memory=5 << 20))
+    async with rig.running():
+        await settle()
+        assert wake(rig.node, MODEL_A, NamespacedName("default", "elsewhere")).refused == "NoSuchInstance"
+        assert wake(rig.node, NamespacedName("default", "unknown"), INSTANCE).refused == "ModelNotAllowed"
+        assert not wake(rig.node, MODEL_A, INSTANCE).refused
+        await asyncio.sleep(2)
+        answer = wake(rig.node, MODEL_A, INSTANCE)
+        assert answer.refused == "InsufficientMemory"
+        assert "there are 5Mi of 5Mi" in answer.message
+        rig.node.declare(instance_spec(instance_model("a", resident=False), draining=True))
+        assert wake(rig.node, MODEL_A, INSTANCE).refused == "InstanceDraining"
+
+
+async def test_a_source_that_cannot_be_prepared_is_tried_again_after_a_while(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.facts = {"error": {"reason": "SourceNotFound", "message": "/m does not exist"}}
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await asyncio.sleep(2)
+        assert state(rig) == (EngineState.FAILED, "SourceNotFound")
+        assert rig.node.verdicts[key("a")].message == "/m does not exist"
+        rig.facts = dict(AgentRig(tmp_path).facts)
+        await rig.started("a")
+
+
+async def test_two_models_of_one_source_are_prepared_once(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a"), instance_model("b")))
+    async with rig.running():
+        await rig.started("a")
+        await rig.started("b")
+        assert rig.n_prepared == 1
+
+
+async def test_a_kv_budget_without_room_for_a_page_says_what_to_set(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a", kv=1000)))
+    async with rig.running():
+        await asyncio.sleep(2)
+        assert state(rig) == (EngineState.FAILED, "KvBudgetTooSmall")
+        assert "memory.kvMin" in rig.node.verdicts[key("a")].message
+
+
+async def test_a_start_that_the_keeper_refuses_is_a_failure_like_any_other(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await asyncio.sleep(0.5)
+        rig.keeper.refusal = "cannot start launch: no such file"
+        await asyncio.sleep(1)
+        assert state(rig) == (EngineState.STARTING, "StartFailed")
+        assert rig.node.used(INSTANCE) == 0
+        rig.keeper.refusal = ""
+        await rig.started("a")
+
+
+async def test_a_fenced_agent_does_not_go_on(tmp_path: Path) -> None:
+    class Fencing(FakeKeeper):
+        async def signal(self, epoch: Epoch, signum: signal.Signals) -> None:
+            raise FencedError("Fenced", "another agent commands")
+
+    rig = AgentRig(tmp_path, Fencing())
+    rig.node.declare(instance_spec(instance_model("a")))
+
+    async def go_on() -> None:
+        async with rig.running():
+            await rig.started("a")
+            rig.reports.on_event(rig.identity("a"), Unhealthy(why="x"))
+            await asyncio.sleep(1)
+
+    with pytest.raises(FencedError):
+        await go_on()
+
+
+async def test_progress_of_a_preparation_is_shown(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await asyncio.sleep(0.1)
+        (process,) = rig.keeper.processes.values()
+        progress = {"progress": {"step": "download", "done_bytes": 12 << 20, "total_bytes": 90 << 20}}
+        process.log_path.write_text("some library says hello\n" + json.dumps(progress) + '\n{"half')
+        await asyncio.sleep(0.6)
+        assert rig.node.verdicts[key("a")].message == "download 12Mi of 90Mi"
