@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from aerostat_core.ids import NamespacedName, Seconds
 from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.admission import Admission
+from aerostat_runtime.cluster.differences import differences
 from aerostat_runtime.cluster.port import Change, InvalidResourceError, Kind, Note, WatchEvent
 from aerostat_runtime.cluster.store import REVISION_FILE, ObjectStore, replace_file
 
@@ -55,7 +56,7 @@ class FolderCluster:
         async with self._wakeups.subscribe() as next_wakeup:
             while True:
                 present = {name_of(resource): resource for resource in await self.list(kind)}
-                for event in _differences(kind, seen, present):
+                for event in differences(kind, seen, present):
                     yield event
                 seen = present
                 if not synced:
@@ -207,18 +208,6 @@ def _placed(resource: Resource) -> NamespacedName:
 def _is_orphan(resource: Resource, uids: set[str]) -> bool:
     owners = resource["metadata"].get("ownerReferences", ())
     return bool(owners) and all(owner["uid"] not in uids for owner in owners)
-
-
-def _differences(kind: Kind, old: dict[NamespacedName, Resource], new: dict[NamespacedName, Resource]) -> Iterator[WatchEvent]:
-    for name, resource in old.items():
-        if name not in new or new[name]["metadata"]["uid"] != resource["metadata"]["uid"]:
-            yield WatchEvent(Change.DELETED, kind, resource)
-    for name, resource in new.items():
-        before = old.get(name)
-        if before is None or before["metadata"]["uid"] != resource["metadata"]["uid"]:
-            yield WatchEvent(Change.ADDED, kind, resource)
-        elif before["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
-            yield WatchEvent(Change.MODIFIED, kind, resource)
 
 
 class _Wakeups:

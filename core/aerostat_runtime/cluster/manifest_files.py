@@ -38,14 +38,8 @@ class Document:
 
 def parse_yaml(text: str) -> Sequence[Document]:
     """All documents but empty ones. Raises ManifestSyntaxError."""
-    loader = _Loader(text)
-    documents = []
     try:
-        while loader.check_node() and (node := loader.get_node()) is not None:
-            value = loader.construct_document(node)
-            if value is not None:
-                line = node.start_mark.line + 1
-                documents.append(Document(_json_value(value, line), line, node))
+        return _documents(_Loader(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = error.problem or error.context or "no YAML"
@@ -54,10 +48,7 @@ def parse_yaml(text: str) -> Sequence[Document]:
         line = text.count("\n", 0, error.position) + 1
         raise ManifestSyntaxError(line, f"no YAML: {error.reason}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ManifestSyntaxError(loader.line + 1, f"no YAML: {error}") from error
-    finally:
-        loader.dispose()
-    return documents
+        raise ManifestSyntaxError(1, f"no YAML: {error}") from error
 
 
 def parse_json(text: str) -> Sequence[Document]:
@@ -69,6 +60,16 @@ def parse_json(text: str) -> Sequence[Document]:
     except (ValueError, RecursionError) as error:
         raise ManifestSyntaxError(1, f"no JSON: {error}") from error
     return [Document(_json_value(value, 1), 1)]
+
+
+def _documents(loader: "_Loader") -> Sequence[Document]:
+    documents = []
+    while loader.check_node() and (node := loader.get_node()) is not None:
+        value = loader.construct_document(node)
+        if value is not None:
+            line = node.start_mark.line + 1
+            documents.append(Document(_json_value(value, line), line, node))
+    return documents
 
 
 class _Loader(yaml.SafeLoader):
