@@ -15,6 +15,8 @@ from aerostat_core.ids import Seconds
 _TURNS: Final = 20
 # A child that was told to end may need this long.
 _CHILD_GRACE: Final[Seconds] = 3.0
+# A server that a whole run shares has this variable in its environment.
+OUTLIVES_TESTS: Final = "AEROSTAT_OUTLIVES_TESTS"
 # The standard library's own helper process, which lives as long as the interpreter.
 _INTERPRETERS_OWN: Final = "multiprocessing.resource_tracker"
 
@@ -57,11 +59,11 @@ def failing_on_leaked_children() -> Iterator[None]:
 
 
 def _children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if not _belongs_to_interpreter(p)]
+    return [p for p in psutil.Process().children() if not _outlives_tests(p)]
 
 
-def _belongs_to_interpreter(process: psutil.Process) -> bool:
+def _outlives_tests(process: psutil.Process) -> bool:
     try:
-        return any(_INTERPRETERS_OWN in word for word in process.cmdline())
+        return OUTLIVES_TESTS in process.environ() or any(_INTERPRETERS_OWN in word for word in process.cmdline())
     except psutil.Error:
         return False

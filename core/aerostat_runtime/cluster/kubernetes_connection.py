@@ -1,0 +1,217 @@
+"""HTTP to one API server: who we are, which server, one call at a time with a time limit. It knows no kinds and no policy.
+
+`kubernetes_asyncio` brings configuration, credentials and TLS. Objects stay JSON: its classes know none of our kinds.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl
+
+import aiohttp
+import orjson
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+
+from aerostat_core.errors import PermanentError, SettingError, TemporaryError
+from aerostat_core.ids import Seconds
+from aerostat_core.resources import Resource
+from aerostat_runtime.cluster.kubernetes_errors import ExpiredError, RefusedError, UnreachableError, error_of
+
+CONNECT_LIMIT: Final[Seconds] = 5.0
+REQUEST_LIMIT: Final[Seconds] = 10.0
+CALL_LIMIT: Final[Seconds] = 20.0  # for a call with all its retries
+# Servers send a bookmark about once a minute: a stream that is silent for longer has lost its server.
+SILENCE_LIMIT: Final[Seconds] = 90.0
+_FORM: Final = "kubernetes:, or kubernetes:?kubeconfig=PATH&context=NAME&namespace=NAME (each of them optional)"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which API server, and what of it. Without `kubeconfig`: the pod's own, or else what kubectl would use."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None  # None: all namespaces
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        """What follows `kubernetes:`. Raises SettingError."""
+        path, _, query = rest.partition("?")
+        try:
+            given = parse_qsl(query, strict_parsing=True) if query else []
+        except ValueError:
+            given = [("", "")]
+        values = dict(given)
+        if path or len(values) < len(given) or not values.keys() <= {"kubeconfig", "context", "namespace"} or not all(values.values()):
+            raise SettingError(f"--cluster takes {_FORM}, got {'kubernetes:' + rest!r}")
+        kubeconfig = Path(values["kubeconfig"]).expanduser() if "kubeconfig" in values else None
+        if kubeconfig is not None and not kubeconfig.is_file():
+            raise SettingError(f"--cluster names a kubeconfig that is no file: {kubeconfig}")
+        return cls(kubeconfig=kubeconfig, context=values.get("context"), namespace=values.get("namespace"))
+
+    async def configuration(self) -> Configuration:
+        """Raises SettingError."""
+        configuration = Configuration()
+        try:
+            if self.kubeconfig is None and self.context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+                load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            else:
+                file = None if self.kubeconfig is None else str(self.kubeconfig)
+                await load_kube_config(file, self.context, configuration, persist_config=False)
+        except ConfigException as error:
+            where = self.kubeconfig or "this pod's ServiceAccount or kubectl's kubeconfig"
+            raise SettingError(f"cannot tell from {where} how to reach the API server: {error}; --cluster takes {_FORM}") from error
+        return configuration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    what: str  # verb and resource, as RBAC has them: `patch models/status`
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    content_type: str = "application/json"
+
+
+class Backoff:
+    """Doubling and jittered, so that thousands of watches do not come back at once."""
+
+    def __init__(self, first: Seconds = 0.1, most: Seconds = 10.0) -> None:
+        self._first = self._next = first
+        self._most = most
+
+    def reset(self) -> None:
+        self._next = self._first
+
+    def next(self, *, at_least: Seconds = 0.0) -> Seconds:
+        wait, self._next = self._next, min(self._next * 2, self._most)
+        return max(wait * random.uniform(0.5, 1.0), at_least * random.uniform(1.0, 1.5))
+
+
+class Connection:
+    """Opens when it is first used."""
+
+    def __init__(self, target: Target, *, user_agent: str) -> None:
+        self._target = target
+        self._user_agent = user_agent
+        self._client: ApiClient | None = None
+        self._opening = asyncio.Lock()
+
+    async def call(self, request: Request) -> Resource:
+        """The answer's object. Tries again while that may help, for at most CALL_LIMIT. Raises AerostatError."""
+        deadline = asyncio.get_running_loop().time() + CALL_LIMIT
+        backoff = Backoff()
+        doubted = False
+        while True:
+            try:
+                return await self.once(request)
+            except ExpiredError:
+                raise
+            except TemporaryError as error:
+                failure: PermanentError | TemporaryError = error
+                wait = backoff.next(at_least=error.retry_after if isinstance(error, UnreachableError) else 0.0)
+            except RefusedError as error:
+                # A server that has just started refuses what it does not know yet: its roles, accounts and CRDs.
+                if doubted and await self._is_ready():
+                    raise
+                doubted = True
+                failure = error
+                wait = backoff.next()
+                if error.reason == "Unauthorized":
+                    await self._forget_credentials()
+            if asyncio.get_running_loop().time() + wait > deadline:
+                raise failure
+            await asyncio.sleep(wait)
+
+    async def once(self, request: Request) -> Resource:
+        """One try, for at most REQUEST_LIMIT. Raises AerostatError."""
+        timeout = aiohttp.ClientTimeout(total=REQUEST_LIMIT, sock_connect=CONNECT_LIMIT)
+        async with self._answer(request, timeout) as response:
+            answer: Resource = orjson.loads(await response.read())
+            return answer
+
+    async def stream(self, request: Request) -> AsyncGenerator[Resource, None]:
+        """One JSON object for each line, until the server ends it. Raises AerostatError."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT, sock_read=SILENCE_LIMIT)
+        async with self._answer(request, timeout) as response:
+            while line := await response.content.readline():
+                if not line.endswith(b"\n"):
+                    raise UnreachableError(f"cannot {request.what}: the answer was cut off")
+                yield orjson.loads(line)
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    @asynccontextmanager
+    async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A good answer, not read yet."""
+        client = await self._opened()
+        try:
+            response: aiohttp.ClientResponse = await client.call_api(
+                request.path,
+                request.method,
+                query_params=list(request.query.items()),
+                header_params={"Accept": "application/json", "Content-Type": request.content_type},
+                body=request.body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=limits,
+            )
+            async with response:
+                if response.status >= 300:
+                    raise error_of(
+                        response.status,
+                        _status_of(await response.read()),
+                        what=request.what,
+                        retry_after=response.headers.get("Retry-After"),
+                    )
+                yield response
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise SettingError(
+                f"{client.configuration.host} shows a certificate that the kubeconfig does not trust "
+                f"({error.certificate_error}): correct certificate-authority or server"
+            ) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as error:
+            said = str(error) or type(error).__name__
+            raise UnreachableError(f"cannot {request.what}: no good answer from {client.configuration.host}: {said}") from error
+        except ConfigException as error:  # the pod's token, in the moment in which it is replaced
+            raise UnreachableError(f"cannot {request.what}: no credentials now: {error}") from error
+
+    async def _opened(self) -> ApiClient:
+        async with self._opening:
+            if self._client is None:
+                self._client = ApiClient(await self._target.configuration())
+                self._client.user_agent = self._user_agent
+            return self._client
+
+    async def _forget_credentials(self) -> None:
+        """Read them anew for the next call: plugins and token files give others from time to time."""
+        _log.info("the API server does not accept our credentials: reading them anew")
+        await self.close()
+
+    async def _is_ready(self) -> bool:
+        request = Request(what="get /readyz", method="GET", path="/readyz")
+        try:
+            async with self._answer(request, aiohttp.ClientTimeout(total=REQUEST_LIMIT)):
+                return True
+        except (PermanentError, TemporaryError):
+            return False
+
+
+def _status_of(data: bytes) -> Mapping[str, Any]:
+    try:
+        status = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {"message": data[:500].decode(errors="replace").strip()}
+    return status if isinstance(status, dict) else {"message": str(status)}

@@ -1,0 +1,81 @@
+"""What an API server answers instead of a result, as errors that callers branch on. Pure.
+
+PermanentError   InvalidResourceError   schema or rule refuses the object, in the server's words
+                 RefusedError           who we are may not do that, or there is no such resource
+                 NotFoundError          the object, or its namespace, is not there
+                 AlreadyExistsError
+TemporaryError   ExpiredError           the resourceVersion is too old: list again
+                 UnreachableError       no answer, or one that says to come back
+                 (itself)               everything else, conflicts included
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aerostat_core.errors import AerostatError, PermanentError, TemporaryError
+from aerostat_core.ids import Seconds
+from aerostat_runtime.cluster.port import InvalidResourceError, Violation
+
+RETRY_AFTER: Final[Seconds] = 1.0  # for callers, where the server does not say
+
+
+class RefusedError(PermanentError):
+    pass
+
+
+class NotFoundError(PermanentError):
+    def __init__(self, message: str) -> None:
+        super().__init__("NotFound", message)
+
+
+class AlreadyExistsError(PermanentError):
+    def __init__(self, message: str) -> None:
+        super().__init__("AlreadyExists", message)
+
+
+class ExpiredError(TemporaryError):
+    def __init__(self, message: str) -> None:
+        super().__init__("Expired", message, retry_after=0.0)
+
+
+class UnreachableError(TemporaryError):
+    def __init__(self, message: str, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        super().__init__("ApiUnavailable", message, retry_after=retry_after)
+
+
+def error_of(code: int, status: Mapping[str, Any], *, what: str, retry_after: str | None = None) -> AerostatError:
+    """`status`: the answer's body, a Status object where it is an API server's. `what`: verb and resource, for people."""
+    message = str(status.get("message") or f"HTTP {code}")
+    reason = str(status.get("reason") or "")
+    match code:
+        case 400 | 422:
+            return InvalidResourceError(message, _violations(status))
+        case 401:
+            return RefusedError(
+                "Unauthorized", f"the API server does not know who we are ({what}): renew the credentials of the kubeconfig"
+            )
+        case 403:
+            return RefusedError("Forbidden", f"may not {what}: {message}; the component's Role must allow it")
+        case 404 if (status.get("details") or {}).get("name"):
+            return NotFoundError(message)
+        case 404:
+            return RefusedError("NoSuchResource", f"cannot {what}: the cluster does not have that kind; install the CRDs")
+        case 409 if reason == "AlreadyExists":
+            return AlreadyExistsError(message)
+        case 410:
+            return ExpiredError(message)
+        case 429 | 503:
+            return UnreachableError(f"cannot {what} now: {message}", retry_after=_seconds(retry_after))
+        case _ if code in (405, 413, 415):
+            return PermanentError(reason or "Refused", f"cannot {what}: {message}")
+        case _:
+            return TemporaryError(reason or f"Http{code}", f"cannot {what}: {message}", retry_after=_seconds(retry_after))
+
+
+def _violations(status: Mapping[str, Any]) -> tuple[Violation, ...]:
+    causes = (status.get("details") or {}).get("causes") or ()
+    return tuple(Violation(str(cause.get("field", "")), str(cause.get("message", ""))) for cause in causes)
+
+
+def _seconds(retry_after: str | None) -> Seconds:
+    return float(retry_after) if retry_after and retry_after.isdecimal() else RETRY_AFTER

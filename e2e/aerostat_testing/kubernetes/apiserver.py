@@ -1,0 +1,268 @@
+"""A Kubernetes API server with an etcd of its own: ready in seconds, and as easily killed, hung or restarted.
+
+It has RBAC, admission and real ServiceAccount tokens, but no nodes, and no controllers unless asked for: without them
+nothing collects garbage by owner reference, and a namespace that is deleted stays.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+import yaml
+
+from aerostat_core.ids import NamespacedName, Seconds
+from aerostat_testing.kubernetes.build import Programs
+from aerostat_testing.leaks import OUTLIVES_TESTS
+from aerostat_testing.tied import tied
+from aerostat_testing.waiting import wait_for
+
+READY_LIMIT: Final[Seconds] = 90.0
+STOP_LIMIT: Final[Seconds] = 15.0
+COMMAND_LIMIT: Final[Seconds] = 60.0
+CALL_LIMIT: Final[Seconds] = 10.0
+CRDS: Final = Path(__file__).resolve().parents[3] / "crds"
+# Below what the kernel hands out to outgoing connections, so that a port is still free when its server comes back.
+_PORTS: Final = range(21000, 29000)
+_CONTROLLERS: Final = "garbage-collector-controller,namespace-controller,serviceaccount-controller"
+
+
+class ApiServer:
+    """Context manager. What is told to the server as admin goes through `call` and `kubectl`."""
+
+    def __init__(self, folder: Path, programs: Programs) -> None:
+        self.folder, self.programs = folder, programs
+        self.port = _unused_port()
+        self._etcd_port, self._peer_port = _unused_port(), _unused_port()
+        self._token = secrets.token_hex(16)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._client: httpx.Client | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._write_secrets()
+        self._spawn("etcd", self.programs.etcd_server, self._etcd_flags())
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(tuple(self._processes)):  # who uses another goes first
+            self._end(name, signal.SIGTERM)
+        if self._client is not None:
+            self._client.close()
+
+    # ------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """Start the server, after `stop` or `kill` with the same port, identity and objects. Returns when it is ready.
+
+        Call `spawn` and `ready` instead where a loop must go on meanwhile.
+        """
+        self.spawn()
+        self._wait_until_ready()
+
+    def spawn(self) -> None:
+        """Start it without waiting. To be called from the main thread, whose end takes the server with it."""
+        self._spawn("apiserver", self.programs.apiserver, self._apiserver_flags())
+
+    async def ready(self) -> None:
+        await asyncio.to_thread(self._wait_until_ready)
+
+    def stop(self) -> None:
+        """As in an orderly shutdown: watches end first."""
+        self._end("apiserver", signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end("apiserver", signal.SIGKILL)
+
+    def hang(self) -> None:
+        """It accepts connections and answers nothing, until `resume`."""
+        self._processes["apiserver"].send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._processes["apiserver"].send_signal(signal.SIGCONT)
+
+    def is_ready(self) -> bool:
+        process = self._processes.get("apiserver")
+        if process is None or process.poll() is not None:
+            raise AssertionError(f"the API server is not running; {self.folder}/apiserver.log ends:\n{self._log_end()}")
+        try:
+            return self._http().get("/readyz", timeout=1.0).status_code == httpx.codes.OK
+        except (httpx.TransportError, FileNotFoundError):  # its certificate is not there yet
+            return False
+
+    def run_controllers(self) -> None:
+        """Garbage collection, deletion of namespaces and default ServiceAccounts, from now on. Install CRDs before."""
+        if "controllers" not in self._processes:
+            flags = [f"--kubeconfig={self.kubeconfig()}", f"--controllers={_CONTROLLERS}", "--leader-elect=false", "--secure-port=0"]
+            self._spawn("controllers", self.programs.controller_manager, [*flags, "--kube-api-qps=100", "--kube-api-burst=100"])
+
+    # ------------------------------------------------------------ use
+
+    def call(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> dict[str, Any]:
+        """As admin. Raises httpx.HTTPStatusError."""
+        data = None if body is None else json.dumps(body).encode()
+        answer = self._http().request(method, path, content=data, headers={"content-type": content_type})
+        answer.raise_for_status()
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def kubectl(self, *arguments: str, stdin: str = "", kubeconfig: Path | None = None) -> str:
+        """Its output. Raises CalledProcessError, whose notes have what it said."""
+        command = [str(self.programs.kubectl), f"--kubeconfig={kubeconfig or self.kubeconfig()}", *arguments]
+        environment = os.environ | {"HOME": str(self.folder)}  # its cache belongs to this server
+        done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True, timeout=COMMAND_LIMIT)
+        if done.returncode:
+            error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+            error.add_note(done.stdout + done.stderr)
+            raise error
+        return done.stdout
+
+    def install_crds(self) -> None:
+        """The CRDs of this tree, served when it returns."""
+        self.kubectl("apply", "--server-side", "--filename", str(CRDS))
+        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "-l", "app.kubernetes.io/part-of=aerostat")
+
+    def create_namespace(self, prefix: str = "test") -> str:
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": f"{prefix}-"}}
+        name: str = self.call("POST", "/api/v1/namespaces", body)["metadata"]["name"]
+        return name
+
+    def kubeconfig(self, *, server: str | None = None) -> Path:
+        """A file with which a client is the admin. `server`: another address than the server's own, such as a proxy's."""
+        return self._write_kubeconfig("admin", self._token, server)
+
+    def kubeconfig_for(self, account: NamespacedName, rules: Sequence[Mapping[str, Sequence[str]]] = ()) -> Path:
+        """A file with which a client is that ServiceAccount, made here, with exactly these rules in all namespaces."""
+        name = f"{account.namespace}-{account.name}"
+        self._put(f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}", "v1", "ServiceAccount", {})
+        rbac, api = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io/v1"
+        self._put(f"{rbac}/clusterroles/{name}", api, "ClusterRole", {"rules": list(rules)})
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+        subjects = [{"kind": "ServiceAccount", "namespace": account.namespace, "name": account.name}]
+        self._put(f"{rbac}/clusterrolebindings/{name}", api, "ClusterRoleBinding", {"roleRef": role, "subjects": subjects})
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        answer = self.call("POST", f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}/token", request)
+        return self._write_kubeconfig(name, answer["status"]["token"], None)
+
+    # ------------------------------------------------------------ inside
+
+    def _wait_until_ready(self) -> None:
+        wait_for(self.is_ready, f"the API server is ready; see {self.folder}/apiserver.log", limit=READY_LIMIT)
+
+    def _put(self, path: str, api_version: str, kind: str, content: dict[str, Any]) -> None:
+        body = {"apiVersion": api_version, "kind": kind, "metadata": {"name": path.rpartition("/")[2]}, **content}
+        self.call("PATCH", f"{path}?fieldManager=tests&force=true", body, content_type="application/apply-patch+yaml")
+
+    def _http(self) -> httpx.Client:
+        if self._client is None:
+            trust = ssl.create_default_context(cafile=self._certificate)
+            headers = {"authorization": f"Bearer {self._token}"}
+            self._client = httpx.Client(base_url=self.url, verify=trust, headers=headers, timeout=CALL_LIMIT, trust_env=False)
+        return self._client
+
+    @property
+    def _certificate(self) -> Path:
+        return self.folder / "pki/apiserver.crt"
+
+    def _write_secrets(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / "tokens.csv").write_text(f'{self._token},admin,admin,"system:masters"\n')
+        command = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(self._key)]
+        subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_LIMIT)
+
+    @property
+    def _key(self) -> Path:
+        return self.folder / "service-accounts.pem"
+
+    def _etcd_flags(self) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
+        return [
+            f"--data-dir={self.folder}/etcd",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+
+    def _apiserver_flags(self) -> list[str]:
+        return [
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            f"--cert-dir={self.folder}/pki",
+            "--authorization-mode=RBAC",
+            f"--token-auth-file={self.folder}/tokens.csv",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={self._key}",
+            f"--service-account-signing-key-file={self._key}",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--endpoint-reconciler-type=none",
+            "--allow-privileged=true",
+            "--profiling=false",
+        ]
+
+    def _spawn(self, name: str, program: Path, flags: list[str]) -> None:
+        running = self._processes.get(name)
+        assert running is None or running.poll() is not None, f"{name} runs already"
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), OUTLIVES_TESTS: "1"}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                tied([str(program), *flags]), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _end(self, name: str, signum: signal.Signals) -> None:
+        process = self._processes[name]
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signum)
+        try:
+            process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_LIMIT)
+
+    def _log_end(self) -> str:
+        log = self.folder / "apiserver.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
+
+    def _write_kubeconfig(self, name: str, token: str, server: str | None) -> Path:
+        path = self.folder / f"{name}{'-' + server.rpartition(':')[2] if server else ''}.kubeconfig"
+        cluster = {"server": server or self.url, "certificate-authority": str(self._certificate)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "tests", "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": token}}],
+            "contexts": [{"name": name, "context": {"cluster": "tests", "user": name}}],
+            "current-context": name,
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+
+def _unused_port() -> int:
+    deadline = time.monotonic() + CALL_LIMIT
+    while time.monotonic() < deadline:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"no free port in {_PORTS}")

@@ -1,0 +1,244 @@
+"""Builds the programs of a Kubernetes control plane from the Go modules under `e2e/cluster`, once, into a cache.
+
+`python -m aerostat_testing.kubernetes.build [MINOR...]` builds ahead of the tests; a fixture that misses something
+builds it as well. The cache lies outside the tree, a folder for each version, and Go keeps what it compiled, so a build
+that was interrupted goes on where it stopped. Several processes may ask at once: one builds, the others wait.
+Which versions there are is written in the `go.mod` files and nowhere else.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aerostat_core.ids import Seconds
+
+# What we run against in every test, and the oldest that we support: the oldest that the large managed offers still serve.
+# All that we ask of a cluster is in it as stable: CEL rules with quantities and fieldPath, strict field validation,
+# server-side apply, ValidatingAdmissionPolicy, the node's name in a ServiceAccount's token.
+LATEST: Final = "1.37"
+OLDEST: Final = "1.34"
+GO: Final = "go1.27.3"
+CACHE_VARIABLE: Final = "AEROSTAT_KUBERNETES_CACHE"
+SOURCES: Final = Path(__file__).resolve().parents[2] / "cluster"
+BUILD_LIMIT: Final[Seconds] = 3600.0
+_SAY_EVERY: Final[Seconds] = 15.0
+_STAMP: Final = ".built"  # names what the folder was built from; written last
+
+Say = Callable[[str], None]
+
+
+class BuildError(Exception):
+    """The message has what the compiler said, or what is missing on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Folders of executables, and the version of Kubernetes that they are."""
+
+    version: str
+    kubernetes: Path
+    etcd: Path
+
+    @property
+    def apiserver(self) -> Path:
+        return self.kubernetes / "kube-apiserver"
+
+    @property
+    def controller_manager(self) -> Path:
+        return self.kubernetes / "kube-controller-manager"
+
+    @property
+    def kubectl(self) -> Path:
+        return self.kubernetes / "kubectl"
+
+    @property
+    def etcd_server(self) -> Path:
+        return self.etcd / "etcd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    """One Go module, since the dependency trees of the tools conflict; all its `tool` lines are built."""
+
+    name: str
+    source: Path
+    version: str
+    linker_flags: str
+    renamed: dict[str, str]  # what Go calls a program after its package, and what everybody else does
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.version}"
+
+    @property
+    def key(self) -> str:
+        parts = [(self.source / "go.mod").read_bytes(), (self.source / "go.sum").read_bytes(), GO.encode(), self.linker_flags.encode()]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None = None) -> Programs:
+    """The executables, built where they are not there yet: 6 minutes with nothing cached. Raises BuildError."""
+    cache, say = cache or default_cache(), say or _say
+    kubernetes, etcd = _kubernetes(minor), _etcd()
+    return Programs(version=kubernetes.version, kubernetes=_built(kubernetes, cache, say), etcd=_built(etcd, cache, say))
+
+
+def default_cache() -> Path:
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerostat"
+
+
+def _kubernetes(minor: str) -> _Module:
+    source = SOURCES / f"kubernetes-{minor}"
+    if not source.is_dir():
+        known = ", ".join(sorted(p.name.removeprefix("kubernetes-") for p in SOURCES.glob("kubernetes-*")))
+        raise BuildError(f"no Kubernetes {minor} under {SOURCES}: there are {known}")
+    version = _required_version(source, "k8s.io/kubernetes")
+    major, minor_number, _ = version.split(".")
+    package = "k8s.io/component-base/version"  # else it says 0.0.0, which clients and charts refuse
+    values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor_number, "gitTreeState": "clean"}
+    flags = "".join(f" -X {package}.{name}={value}" for name, value in values.items())
+    return _Module(name="kubernetes", source=source, version=version, linker_flags=f"-s -w{flags}", renamed={})
+
+
+def _etcd() -> _Module:
+    source = SOURCES / "etcd"
+    version = _required_version(source, "go.etcd.io/etcd/server/v3")
+    return _Module(name="etcd", source=source, version=version, linker_flags="-s -w", renamed={"server": "etcd"})
+
+
+def _required_version(source: Path, module: str) -> str:
+    found = re.search(rf"^(?:require |\t){re.escape(module)} v(\S+)", (source / "go.mod").read_text(), re.M)
+    if not found:
+        raise BuildError(f"{source / 'go.mod'} does not require {module}")
+    return found[1]
+
+
+def _built(module: _Module, cache: Path, say: Say) -> Path:
+    folder = cache / module.name / module.version
+    if not _is_built(folder, module):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder, module.label, say):
+            if not _is_built(folder, module):  # another process may have built it meanwhile
+                _build(module, folder, say)
+    return folder
+
+
+def _is_built(folder: Path, module: _Module) -> bool:
+    try:
+        return (folder / _STAMP).read_text() == module.key
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _alone(folder: Path, label: str, say: Say) -> Iterator[None]:
+    """The kernel releases the lock of a process that died."""
+    began = told = time.monotonic()
+    with (folder / ".lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                now = time.monotonic()
+                if now - began > BUILD_LIMIT:
+                    raise BuildError(f"another process has been building {label} for {BUILD_LIMIT:.0f} s: is it stopped?") from None
+                if now - told >= _SAY_EVERY:
+                    told = now
+                    say(f"{label}: another process builds it ({now - began:.0f} s)")
+                time.sleep(0.1)
+        yield
+
+
+def _build(module: _Module, folder: Path, say: Say) -> None:
+    began = time.monotonic()
+    environment = os.environ | {"GOTOOLCHAIN": GO, "CGO_ENABLED": "0", "GOWORK": "off"}
+    if shutil.which("go") is None:
+        raise BuildError("there is no `go`: install Go 1.21 or later, which fetches the toolchain that is needed by itself")
+    say(f"{module.label}: fetching sources")
+    total = len(_run(["go", "list", "-deps", "tool"], module, environment).split())
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as made:
+        # -v names each package when it is compiled; what Go has in its own cache is not named.
+        command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", module.linker_flags]
+        _compile([*command, "-o", f"{made}/", "tool"], module, environment, total, say)
+        for program in Path(made).iterdir():
+            program.replace(folder / module.renamed.get(program.name, program.name))
+    (folder / _STAMP).write_text(module.key)
+    say(f"{module.label}: built in {time.monotonic() - began:.0f} s")
+
+
+def _run(command: list[str], module: _Module, environment: dict[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            command, cwd=module.source, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{module.label}: `{' '.join(command)}` has run for {BUILD_LIMIT:.0f} s") from None
+    if done.returncode:
+        raise BuildError(f"{module.label}: `{' '.join(command)}` failed:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def _compile(command: list[str], module: _Module, environment: dict[str, str], total: int, say: Say) -> None:
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(
+            command, cwd=module.source, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        try:
+            while True:
+                try:
+                    process.wait(_SAY_EVERY)
+                    break
+                except subprocess.TimeoutExpired:
+                    seconds = time.monotonic() - began
+                    if seconds > BUILD_LIMIT:
+                        raise BuildError(f"{module.label}: not built after {BUILD_LIMIT:.0f} s") from None
+                    say(f"{module.label}: compiled {_n_lines(output.fileno())} of at most {total} packages ({seconds:.0f} s)")
+        except BaseException:
+            process.kill()
+            raise
+        if process.returncode:
+            output.seek(0)
+            raise BuildError(f"{module.label}: the build failed:\n{output.read()[-4000:]}")
+
+
+def _n_lines(fd: int) -> int:
+    return os.pread(fd, os.fstat(fd).st_size, 0).count(b"\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"kubernetes for tests: {text}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m aerostat_testing.kubernetes.build", description="Build what tests run as Kubernetes.")
+    parser.add_argument("minor", nargs="*", default=[LATEST], help=f"minor versions, such as {OLDEST} (default: {LATEST})")
+    parser.add_argument("--cache", type=Path, help=f"where to put them (default: {CACHE_VARIABLE}, or {default_cache()})")
+    arguments = parser.parse_args()
+    for minor in arguments.minor:
+        try:
+            found = programs(minor, cache=arguments.cache)
+        except BuildError as error:
+            raise SystemExit(f"kubernetes for tests: {error}") from None
+        _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}")
+
+
+if __name__ == "__main__":
+    main()
