@@ -11,8 +11,7 @@ _MAX_LINE: Final = 240
 _HIDDEN: Final = "***"
 # `token=…`, `"api_key": "…"`, `Authorization: Bearer …`: the value goes, the name stays. Counts of tokens are no secrets.
 _SECRET: Final = re.compile(
-    r"""(?ix) (["']? (?:[\w-]*(?:api|admin|call|access)[_-]?key | password | secret | [\w-]*auth[_-]?token | hf_token | authorization)
-    ["']? \s*[=:]\s*)
+    r"""(?ix) ((?:(?:api|admin|call|access)[_-]?key | password | secret | auth[_-]?token | hf_token | authorization) ["']? \s*[=:]\s*)
     (?:bearer\s+)? (["'][^"']*["'] | [^\s,;)]+)"""
 )
 
@@ -22,7 +21,12 @@ def last_lines(path: Path, *, start: int = 0, secrets: Iterable[str] = (), n: in
     try:
         with path.open("rb") as log:
             end = log.seek(0, 2)
-            log.seek(max(start if start <= end else 0, end - _MAX_BYTES))
+            first = start if start <= end else 0
+            if end - first > _MAX_BYTES:
+                log.seek(end - _MAX_BYTES)
+                log.readline()  # half a line may hold half a secret
+            else:
+                log.seek(first)
             text = log.read().decode(errors="replace")
     except OSError:
         return ""

@@ -5,6 +5,7 @@ Events are noted once per transition that a person would want to know of, not on
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from aerostat_runtime.cluster.port import Cluster, Kind, Note
 
 _log = logging.getLogger(__name__)
 
+Told = tuple[str, bool]  # a reason, and whether it was the last word
 _QUIET_REASONS: Final = frozenset({"NotResident", "PreparingWeights", "EngineStarting", "EngineEnded", "Adopted"})
 
 
@@ -39,7 +41,7 @@ class StatusWriter:
         self._cluster = cluster
         self._agent_address = agent_address
         self._written: dict[NamespacedName, _Written] = {}
-        self._noted: dict[EngineKey, str] = {}
+        self._noted: dict[EngineKey, Told] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -76,15 +78,19 @@ class StatusWriter:
     async def _note(self, transition: Transition) -> None:
         note = note_of(transition, self._noted)
         if note is not None:
-            self._noted[transition.key] = transition.after.reason
+            self._noted[transition.key] = _told(transition.after)
             await self._cluster.note(note)
 
 
-def note_of(transition: Transition, noted: dict[EngineKey, str]) -> Note | None:
-    """None for what a person need not know, or was told already. `noted`: the last reason told of each model."""
+def _told(verdict: Verdict) -> Told:
+    return verdict.reason, verdict.state is EngineState.FAILED
+
+
+def note_of(transition: Transition, noted: Mapping[EngineKey, Told]) -> Note | None:
+    """None for what a person need not know, or was told already. `noted`: what was told last of each model."""
     key, after = transition.key, transition.after
     last = noted.get(key)
-    if after.reason == last or (after.reason in _QUIET_REASONS and (last is not None or after.reason != "EngineStarting")):
+    if _told(after) == last or (after.reason in _QUIET_REASONS and (last is not None or after.reason != "EngineStarting")):
         return None
     is_warning = after.state is EngineState.FAILED or (after.state in (EngineState.STARTING, EngineState.ABSENT) and bool(after.message))
     message = f"model {key.model}: {after.message or after.state.value}"
