@@ -200,6 +200,7 @@ class Front(asyncio.Protocol):
         hub = self._hub
         exchange = Exchange(request, self, hub.caller)
         self._exchange = exchange
+        self._armed = None  # the time until the next request begins anew behind this one
         hub.n_in_flight += 1
         try:
             hub.handler.handle(exchange)

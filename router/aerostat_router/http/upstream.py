@@ -72,12 +72,13 @@ class UpstreamConnection(asyncio.Protocol):
         self.deadline = NEVER
         self.call: PooledCall | None = None
         self._pool = pool
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._reader = ResponseReader(pool.settings.max_head_bytes)
         self._is_fresh = True
         self._idle_timeout_s = pool.settings.stream_idle_timeout_s
         self._now = pool.loop.time
-        self._shelf: Shelf  # set with the transport
+        self.shelf: Shelf | None = None  # while the pool counts this connection
+        self.is_lost = False
         self._transport: asyncio.Transport
 
     def start(self, call: PooledCall) -> None:
@@ -115,7 +116,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._shelf = self._pool.add(self, self._endpoint)
 
     def data_received(self, data: bytes) -> None:
         call = self.call
@@ -146,7 +146,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.deadline = self._now() + self._idle_timeout_s
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._pool.discard(self, self._shelf)
+        self.is_lost = True
+        self._pool.discard(self)
         call = self.call
         if call is None:
             return
@@ -157,9 +158,9 @@ class UpstreamConnection(asyncio.Protocol):
         elif not self._is_fresh and not reader.has_begun and not call.is_retry:
             self._detach(call)
             call.is_retry = True
-            self._pool.connect(call, self._endpoint)
+            self._pool.connect(call, self.endpoint)
         else:
-            self._fail(FailureKind.DISCONNECTED, f"{self._endpoint} closed the connection" + (f": {exc}" if exc else ""))
+            self._fail(FailureKind.DISCONNECTED, f"{self.endpoint} closed the connection" + (f": {exc}" if exc else ""))
 
     def on_deadline(self) -> None:
         call = self.call
@@ -182,7 +183,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_fresh = False
             if call.is_paused:
                 self._transport.resume_reading()
-            self._pool.keep(self, self._shelf)
+            self._pool.keep(self)
         else:
             self._transport.close()
         call.sink.on_done()
@@ -210,7 +211,11 @@ class Pool:
     @property
     def n_active(self) -> int:
         """Calls in progress, those still connecting included."""
-        return len(self._connecting) + sum(connection.call is not None for connection in self._connections)
+        return len(self._connecting) + len(self.active_calls())
+
+    def active_calls(self) -> list[PooledCall]:
+        """Calls that have a connection."""
+        return [connection.call for connection in self._connections if connection.call is not None]
 
     @property
     def n_idle(self) -> int:
@@ -262,15 +267,19 @@ class Pool:
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)  # for a task that is cancelled; else it leaves by itself, below
 
-    def add(self, connection: UpstreamConnection, endpoint: Endpoint) -> Shelf:
-        shelf = self._shelves.setdefault(endpoint, Shelf(endpoint))
+    def adopt(self, connection: UpstreamConnection) -> None:
+        """Not when the connection is made: uvloop tells nothing about the end of one whose making is cancelled."""
+        endpoint = connection.endpoint
+        shelf = connection.shelf = self._shelves.setdefault(endpoint, Shelf(endpoint))
         shelf.n_connections += 1
         self._connections.add(connection)
         self._emptied.clear()
         self._deadlines.add(connection)
-        return shelf
 
-    def discard(self, connection: UpstreamConnection, shelf: Shelf) -> None:
+    def discard(self, connection: UpstreamConnection) -> None:
+        shelf, connection.shelf = connection.shelf, None
+        if shelf is None:
+            return
         self._connections.discard(connection)
         self._deadlines.discard(connection)
         if connection in shelf.idle:
@@ -281,8 +290,9 @@ class Pool:
         if not self._connections:
             self._emptied.set()
 
-    def keep(self, connection: UpstreamConnection, shelf: Shelf) -> None:
-        if len(shelf.idle) >= self.settings.max_idle_connections:
+    def keep(self, connection: UpstreamConnection) -> None:
+        shelf = connection.shelf
+        if shelf is None or len(shelf.idle) >= self.settings.max_idle_connections:
             connection.drop()
             return
         connection.deadline = self.loop.time() + self.settings.keep_idle_s
@@ -299,8 +309,11 @@ class Pool:
             failure = Failure(FailureKind.CONNECT, f"{endpoint} refused: {refused}")
         else:
             self._leave_connecting(call)
-            connection.start(call)
-            return
+            if not connection.is_lost:
+                self.adopt(connection)
+                connection.start(call)
+                return
+            failure = Failure(FailureKind.DISCONNECTED, f"{endpoint} accepted and closed")
         self._leave_connecting(call)
         call.sink.on_failure(failure)
 

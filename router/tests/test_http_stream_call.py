@@ -1,0 +1,631 @@
+"""The suite that every adapter of `stream_call` passes: here the pool, over real sockets, on both loops, against a raw upstream."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from aerostat_router.http.answer import UpstreamError, open_answer
+from aerostat_router.http.messages import ResponseHead
+from aerostat_router.http.settings import UpstreamSettings
+from aerostat_router.http.stream_call import Call, CallRequest, Endpoint, Failure, FailureKind
+from aerostat_router.http.upstream import Pool, UpstreamConnection
+from aerostat_testing.loops import on_both_loops
+from aerostat_testing.raw_http import WAIT_S, FakeTransport, Peer, RawMessage, raw_server
+
+pytestmark = pytest.mark.cpu
+
+POST = CallRequest(b"POST", b"/v1/x", ((b"x-a", b"b"),), b"hello")
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+Test = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Recorder:
+    """A sink that keeps everything, and checks the order."""
+
+    heads: list[ResponseHead] = field(default_factory=list)
+    body: bytes = b""
+    n_pieces: int = 0
+    failure: Failure | None = None
+    is_done: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    then: Callable[[], None] | None = None
+
+    def on_head(self, head: ResponseHead) -> None:
+        assert not self.heads
+        assert not self.ended.is_set()
+        self.heads.append(head)
+        self.moved.set()
+
+    def on_data(self, data: bytes) -> None:
+        assert self.heads
+        assert data
+        assert not self.ended.is_set()
+        self.body += data
+        self.n_pieces += 1
+        self.moved.set()
+
+    def on_done(self) -> None:
+        assert self.heads
+        self._end()
+        self.is_done = True
+
+    def on_failure(self, failure: Failure) -> None:
+        self._end()
+        self.failure = failure
+
+    def _end(self) -> None:
+        assert not self.ended.is_set()
+        self.ended.set()
+        if self.then is not None:
+            self.then()
+
+    def failed_with(self, kind: FailureKind, detail: str) -> bool:
+        return self.failure == Failure(kind, detail)
+
+    async def wait(self) -> "Recorder":
+        async with asyncio.timeout(WAIT_S):
+            await self.ended.wait()
+        return self
+
+    async def wait_for_bytes(self, n: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(self.body) < n:
+                self.moved.clear()
+                await self.moved.wait()
+
+
+async def settle(pool: Pool) -> None:
+    """What the loop owes (reports of closed connections) is paid; then nothing is active."""
+    async with asyncio.timeout(WAIT_S):
+        while pool.n_active:  # noqa: ASYNC110 - a count has no event
+            await asyncio.sleep(0.001)
+    pool.check_integrity()
+
+
+async def call_once(pool: Pool, port: int, request: CallRequest = POST) -> Recorder:
+    recorder = Recorder()
+    pool.stream_call(Endpoint("127.0.0.1", port), request, recorder)
+    return await recorder.wait()
+
+
+async def answer_ok(peer: Peer) -> None:
+    while True:
+        await peer.read_message()
+        await peer.send(OK)
+
+
+def sending(*pieces: bytes) -> Callable[[Peer], Awaitable[None]]:
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(*pieces)
+
+    return script
+
+
+@on_both_loops
+async def test_the_request_is_written_as_asked_and_the_answer_comes_back() -> None:
+    seen: list[RawMessage] = []
+
+    async def script(peer: Peer) -> None:
+        seen.append(await peer.read_message())
+        await peer.send(OK)
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        got = await call_once(pool, server.port)
+        assert (got.heads[0].status, got.body, got.is_done) == (200, b"ok", True)
+        headers = {"host": f"127.0.0.1:{server.port}", "x-a": "b", "content-length": "5"}
+        assert seen == [RawMessage(start="POST /v1/x HTTP/1.1", headers=headers, body=b"hello")]
+        await pool.close()
+
+
+@on_both_loops
+async def test_a_connection_is_used_again_and_the_last_used_first() -> None:
+    async with raw_server(answer_ok) as server:
+        pool = Pool()
+        for _ in range(3):
+            await call_once(pool, server.port)
+        assert (server.n_accepted, pool.n_idle) == (1, 1)
+        await asyncio.gather(*[call_once(pool, server.port) for _ in range(4)])
+        assert (server.n_accepted, pool.n_idle) == (4, 4)
+        pool.check_integrity()
+        await pool.close()
+        assert pool.n_idle == 0
+        pool.check_integrity()
+
+
+@on_both_loops
+async def test_a_call_may_be_started_from_the_end_of_another() -> None:
+    async with raw_server(answer_ok) as server:
+        pool, second = Pool(), Recorder()
+        endpoint = Endpoint("127.0.0.1", server.port)
+        first = Recorder(then=lambda: start(second))
+
+        def start(recorder: Recorder) -> None:
+            pool.stream_call(endpoint, POST, recorder)
+
+        pool.stream_call(endpoint, POST, first)
+        assert (await second.wait()).is_done
+        assert server.n_accepted == 1
+        await pool.close()
+
+
+@on_both_loops
+async def test_idle_connections_are_bounded() -> None:
+    async with raw_server(answer_ok) as server:
+        pool = Pool(UpstreamSettings(max_idle_connections=2))
+        await asyncio.gather(*[call_once(pool, server.port) for _ in range(5)])
+        assert pool.n_idle == 2
+        await pool.close()
+
+
+@on_both_loops
+async def test_no_callback_comes_before_the_call_has_returned() -> None:
+    recorder = Recorder()
+    pool = Pool()
+    call: Call = pool.stream_call(Endpoint("127.0.0.1", 1), POST, recorder)
+    assert not recorder.ended.is_set()
+    got = await recorder.wait()
+    assert got.failure is not None
+    assert got.failure.kind is FailureKind.CONNECT
+    assert "127.0.0.1:1 refused" in got.failure.detail
+    call.cancel()
+    call.pause()
+    call.resume()
+    await pool.close()
+
+
+@on_both_loops
+async def test_a_stale_connection_is_replaced_once_without_the_sink_noticing() -> None:
+    n_requests = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal n_requests
+        await peer.read_message()
+        n_requests += 1
+        await peer.send(OK)
+        await peer.read_message()  # the second request on this connection is taken, and never answered
+        peer.reset()
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        for _ in range(4):
+            assert (await call_once(pool, server.port)).body == b"ok"
+        assert (server.n_accepted, n_requests) == (4, 4)
+        await pool.close()
+
+
+@on_both_loops
+async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        peer.reset()
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        got = await call_once(pool, server.port)
+        assert got.failure is not None
+        assert got.failure.kind is FailureKind.DISCONNECTED
+        assert server.n_accepted == 1
+        await settle(pool)
+        await pool.close()
+
+
+@on_both_loops
+async def test_a_connection_that_breaks_after_a_byte_is_not_tried_again() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(OK)
+        await peer.read_message()
+        await peer.send(b"H")
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        assert (await call_once(pool, server.port)).is_done
+        got = await call_once(pool, server.port)
+        assert got.failure is not None
+        assert got.failure.kind is FailureKind.DISCONNECTED
+        assert server.n_accepted == 1
+        await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "body", "kind"),
+    [
+        pytest.param([CHUNKED, b"2\r\nab\r\n", b"0\r\n\r\n"], b"ab", None, id="chunks"),
+        pytest.param([CHUNKED + b"2;e=1\r\nab\r\n0\r\nX-T: 1\r\n\r\n"], b"ab", None, id="extension and trailer"),
+        pytest.param([b"HTTP/1.1 100 Continue\r\n\r\n", OK], b"ok", None, id="interim answer"),
+        pytest.param([b"HTTP/1.1 200 OK\r\n\r\n", b"until", b" the end"], b"until the end", None, id="body that ends with the connection"),
+        pytest.param([b"HTTP/1.1 204 None\r\n\r\n"], b"", None, id="no body"),
+        pytest.param([OK + b"surplus"], b"ok", None, id="surplus"),
+        pytest.param([b"HTTP/1.0 200 OK\r\n\r\nold"], b"old", None, id="HTTP/1.0"),
+        pytest.param([OK[:-1]], b"o", FailureKind.DISCONNECTED, id="length not reached"),
+        pytest.param([CHUNKED + b"5\r\nab"], b"ab", FailureKind.DISCONNECTED, id="end inside a chunk"),
+        pytest.param([CHUNKED + b"2\r\nab\r\n"], b"ab", FailureKind.DISCONNECTED, id="no last chunk"),
+        pytest.param([b"HTTP/1.1 200"], b"", FailureKind.DISCONNECTED, id="end inside the head"),
+        pytest.param([b"nonsense\r\n\r\n"], b"", FailureKind.PROTOCOL, id="another protocol"),
+        pytest.param([CHUNKED + b"2\r\nab\r\nxyz"], b"ab", FailureKind.PROTOCOL, id="broken chunk"),
+        pytest.param([b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000], b"", FailureKind.PROTOCOL, id="endless head"),
+    ],
+)
+async def test_every_end_is_told_as_what_it_is(pieces: list[bytes], body: bytes, kind: FailureKind | None) -> None:
+    async with raw_server(sending(*pieces)) as server:
+        pool = Pool()
+        got = await call_once(pool, server.port)
+        assert got.body in (body, b"") if kind is FailureKind.PROTOCOL else got.body == body
+        assert (got.failure.kind if got.failure else None) is kind
+        assert got.is_done is (kind is None)
+        await settle(pool)
+        await pool.close()
+
+
+@on_both_loops
+async def test_a_reset_ends_no_body_well() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\nopen end")
+        await asyncio.sleep(0.05)
+        peer.reset()
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        got = await call_once(pool, server.port)
+        assert got.body == b"open end"
+        assert got.failure is not None
+        assert got.failure.kind is FailureKind.DISCONNECTED
+        await pool.close()
+
+
+@on_both_loops
+async def test_head_is_answered_by_its_head() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        await peer.wait_until_gone()
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        got = await call_once(pool, server.port, CallRequest(b"HEAD", b"/"))
+        assert (got.heads[0].content_length, got.body, got.is_done) == (1000, b"", True)
+        assert pool.n_idle == 0
+        await pool.close()
+
+
+@on_both_loops
+async def test_cancel_closes_the_connection_at_once_and_nothing_is_told() -> None:
+    gone = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(CHUNKED + b"2\r\nab\r\n")
+        await peer.wait_until_gone()
+        gone.set()
+
+    async with raw_server(script) as server:
+        pool, recorder = Pool(), Recorder()
+        call = pool.stream_call(Endpoint("127.0.0.1", server.port), POST, recorder)
+        await recorder.wait_for_bytes(2)
+        call.cancel()
+        async with asyncio.timeout(2):
+            await gone.wait()
+        assert not recorder.ended.is_set()
+        await settle(pool)
+        assert pool.n_idle == 0
+        await pool.close()
+
+
+@on_both_loops
+async def test_cancel_while_connecting_leaves_nothing() -> None:
+    async with raw_server(answer_ok) as server:
+        pool, recorder = Pool(), Recorder()
+        for n_turns in range(8):
+            call = pool.stream_call(Endpoint("127.0.0.1", server.port), POST, recorder)
+            for _ in range(n_turns):
+                await asyncio.sleep(0)
+            if recorder.heads:
+                break
+            call.cancel()
+            await settle(pool)
+        await pool.close()
+        pool.check_integrity()
+
+
+@on_both_loops
+async def test_a_paused_call_holds_the_upstream_back_and_loses_nothing() -> None:
+    n_bytes = 32 << 20
+    written = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal written
+        await peer.read_message()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % n_bytes)
+        while written < n_bytes:
+            await peer.send(bytes(1 << 20))
+            written += 1 << 20
+
+    async with raw_server(script) as server:
+        pool, recorder = Pool(), Recorder()
+        call = pool.stream_call(Endpoint("127.0.0.1", server.port), POST, recorder)
+        call.pause()  # before the connection is there
+        await asyncio.sleep(0.2)
+        assert written < n_bytes
+        assert not recorder.heads
+        call.resume()
+        await recorder.wait_for_bytes(1)
+        call.pause()
+        await asyncio.sleep(0.1)
+        before = len(recorder.body)
+        await asyncio.sleep(0.1)
+        assert len(recorder.body) == before < n_bytes
+        call.resume()
+        await recorder.wait()
+        assert len(recorder.body) == n_bytes
+        await pool.close()
+
+
+@on_both_loops
+async def test_a_large_body_arrives_whole_and_an_early_answer_does_not_lend_the_connection() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(b"HTTP/1.1 413 Large\r\nContent-Length: 0\r\n\r\n")
+        await asyncio.sleep(0.1)
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        got = await call_once(pool, server.port, CallRequest(b"POST", b"/", (), bytes(64 << 20)))
+        assert got.heads[0].status == 413
+        assert pool.n_idle == 0
+        await pool.close()
+
+    seen: list[int] = []
+
+    async def take_all(peer: Peer) -> None:
+        seen.append(len((await peer.read_message()).body))
+        await peer.send(OK)
+
+    async with raw_server(take_all) as server:
+        pool = Pool()
+        await call_once(pool, server.port, CallRequest(b"POST", b"/", (), bytes(5 << 20)))
+        assert seen == [5 << 20]
+        await pool.close()
+
+
+@on_both_loops
+async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(OK)
+        await asyncio.sleep(0.02)
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+        await peer.wait_until_gone()
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        await call_once(pool, server.port)
+        async with asyncio.timeout(WAIT_S):
+            while pool.n_idle:  # noqa: ASYNC110 - a count has no event
+                await asyncio.sleep(0.005)
+        assert (await call_once(pool, server.port)).body == b"ok"
+        await pool.close()
+
+
+@on_both_loops
+async def test_forgetting_an_endpoint_closes_what_is_idle_there() -> None:
+    async with raw_server(answer_ok) as server:
+        pool = Pool()
+        await call_once(pool, server.port)
+        pool.forget(Endpoint("127.0.0.1", server.port))
+        pool.forget(Endpoint("127.0.0.1", 1))
+        assert pool.n_idle == 0
+        await pool.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CallRequest(b"GET", b"/a b"),
+        CallRequest(b"GET", b"/a\r\nHost: evil"),
+        CallRequest(b"GET", b"a"),
+        CallRequest(b"GET", b"/", ((b"x", b"a\r\nhost: evil"),)),
+        CallRequest(b"GET", b"/", ((b"x\r\ny", b"a"),)),
+    ],
+)
+async def test_a_request_that_could_be_two_is_never_sent(request_: CallRequest) -> None:
+    pool = Pool()
+    with pytest.raises(ValueError, match=r"not a path|CR, LF or NUL"):
+        pool.stream_call(Endpoint("127.0.0.1", 1), request_, Recorder())
+    assert pool.n_active == 0
+    await pool.close()
+
+
+# Time, under a virtual clock, on a transport without a socket.
+
+
+@dataclass
+class Started:
+    """A pool whose only connection has just been idle, and a call on it."""
+
+    pool: Pool
+    transport: FakeTransport
+    connection: UpstreamConnection
+    recorder: Recorder
+
+    @property
+    def call(self) -> Call:
+        return self.pool.active_calls()[0]
+
+
+async def started(settings: UpstreamSettings, head_timeout_s: float) -> Started:
+    pool, first, recorder = Pool(settings), Recorder(), Recorder()
+    endpoint = Endpoint("engine", 1)
+    connection = UpstreamConnection(pool, endpoint)
+    transport = FakeTransport(connection)
+    pool.adopt(connection)
+    pool.keep(connection)
+    pool.stream_call(endpoint, POST, first)
+    connection.data_received(OK)
+    assert first.is_done
+    pool.stream_call(endpoint, POST, recorder, head_timeout_s=head_timeout_s)
+    return Started(pool, transport, connection, recorder)
+
+
+@pytest.mark.looptime
+async def test_a_head_that_does_not_come_times_out() -> None:
+    rig = await started(UpstreamSettings(), 5)
+    await asyncio.sleep(4.9)
+    assert rig.recorder.failure is None
+    await asyncio.sleep(0.4)
+    assert rig.recorder.failed_with(FailureKind.HEAD_TIMEOUT, "no answer within 5 s")
+    assert rig.transport.was_aborted
+    await rig.pool.close()
+
+
+@pytest.mark.looptime
+async def test_a_stream_that_falls_silent_times_out_and_one_that_is_slow_does_not() -> None:
+    rig = await started(UpstreamSettings(stream_idle_timeout_s=30), 5)
+    rig.connection.data_received(CHUNKED)
+    for _ in range(3):
+        await asyncio.sleep(29)
+        rig.connection.data_received(b"1\r\na\r\n")
+    assert rig.recorder.failure is None
+    await asyncio.sleep(30.3)
+    assert rig.recorder.failed_with(FailureKind.IDLE_TIMEOUT, "no byte for 30 s")
+    await rig.pool.close()
+
+
+@pytest.mark.looptime
+async def test_a_paused_call_does_not_time_out() -> None:
+    rig = await started(UpstreamSettings(stream_idle_timeout_s=30), 5)
+    rig.connection.data_received(CHUNKED)
+    rig.call.pause()
+    assert not rig.transport.is_reading_now
+    await asyncio.sleep(100)
+    assert rig.recorder.failure is None
+    rig.call.resume()
+    await asyncio.sleep(30.3)
+    assert rig.recorder.failed_with(FailureKind.IDLE_TIMEOUT, "no byte for 30 s")
+    await rig.pool.close()
+
+
+@pytest.mark.looptime
+async def test_an_idle_connection_is_closed_before_the_engine_would() -> None:
+    rig = await started(UpstreamSettings(keep_idle_s=4), 5)
+    rig.connection.data_received(OK)
+    assert rig.pool.n_idle == 1
+    await asyncio.sleep(4.3)
+    assert rig.transport.is_closing()
+    assert rig.pool.n_idle == 0
+    rig.pool.check_integrity()
+    await rig.pool.close()
+
+
+@pytest.mark.looptime
+async def test_connecting_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*args: object) -> None:
+        await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "create_connection", never)
+    pool, recorder = Pool(UpstreamSettings(connect_timeout_s=3)), Recorder()
+    begun = loop.time()
+    pool.stream_call(Endpoint("engine", 1), POST, recorder)
+    await recorder.wait()
+    assert loop.time() - begun == 3
+    assert recorder.failed_with(FailureKind.CONNECT_TIMEOUT, "engine:1 did not accept within 3 s")
+    assert pool.n_active == 0
+    await pool.close()
+
+
+# The form to await.
+
+
+@on_both_loops
+async def test_an_answer_can_be_read_as_events_chunks_or_whole() -> None:
+    stream = b"data: one\n\ndata: two\n\ndata: [DONE]\n\n"
+
+    async def script(peer: Peer) -> None:
+        while True:
+            await peer.read_message()
+            await peer.send(
+                CHUNKED, *[b"1\r\n%c\r\n" % byte for byte in stream[:12]], b"%x\r\n%b\r\n0\r\n\r\n" % (len(stream) - 12, stream[12:])
+            )
+
+    async with raw_server(script) as server:
+        pool, endpoint = Pool(), Endpoint("127.0.0.1", server.port)
+        async with open_answer(pool, endpoint, POST) as answer:
+            assert answer.status == 200
+            assert [event async for event in answer.events()] == [b"one", b"two", b"[DONE]"]
+        async with open_answer(pool, endpoint, POST) as answer:
+            assert await answer.read(1000) == stream
+        async with open_answer(pool, endpoint, POST) as answer:
+            with pytest.raises(ValueError, match="larger than 10 bytes"):
+                await answer.read(10)
+        assert server.n_accepted == 1
+        await settle(pool)
+        await pool.close()
+
+
+@on_both_loops
+async def test_leaving_the_block_early_cancels_the_call() -> None:
+    gone = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.read_message()
+        await peer.send(CHUNKED + b"2\r\nab\r\n")
+        await peer.wait_until_gone()
+        gone.set()
+
+    async with raw_server(script) as server:
+        pool = Pool()
+        async with open_answer(pool, Endpoint("127.0.0.1", server.port), POST) as answer:
+            async for piece in answer.chunks():
+                assert piece == b"ab"
+                break
+        async with asyncio.timeout(2):
+            await gone.wait()
+        await settle(pool)
+        await pool.close()
+
+
+@on_both_loops
+async def test_what_came_before_a_break_is_given_before_the_error() -> None:
+    async with raw_server(sending(CHUNKED + b"2\r\nab\r\n")) as server:
+        pool, pieces = Pool(), []
+        async with open_answer(pool, Endpoint("127.0.0.1", server.port), POST) as answer:
+            with pytest.raises(UpstreamError, match="closed the connection") as raised:
+                pieces.extend([piece async for piece in answer.chunks()])
+        assert raised.value.failure.kind is FailureKind.DISCONNECTED
+        with pytest.raises(UpstreamError):
+            async with open_answer(pool, Endpoint("127.0.0.1", 1), POST):
+                pass
+        await settle(pool)
+        await pool.close()
+
+
+@on_both_loops
+async def test_a_slow_reader_holds_the_upstream_back() -> None:
+    n_bytes, written = 32 << 20, 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal written
+        await peer.read_message()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % n_bytes)
+        while written < n_bytes:
+            await peer.send(bytes(1 << 20))
+            written += 1 << 20
+
+    async with raw_server(script) as server:
+        pool, got = Pool(), 0
+        async with open_answer(pool, Endpoint("127.0.0.1", server.port), POST) as answer:
+            await asyncio.sleep(0.2)
+            assert written < n_bytes
+            async for piece in answer.chunks():
+                got += len(piece)
+        assert got == n_bytes
+        await pool.close()
