@@ -75,6 +75,6 @@ class Call:
     held_seconds: Seconds = 0.0
     was_held_over_wake: bool = False
     is_checking: bool = False  # an engine's health is being asked for on its behalf
-    excluded: set[tuple[NamespacedName, Epoch]] = field(default_factory=set)
+    failed: dict[tuple[NamespacedName, Epoch], Seconds] = field(default_factory=dict)  # engine runs that failed it, and when
     n_tries: int = 0
     is_over: bool = False

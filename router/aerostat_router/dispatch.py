@@ -27,7 +27,7 @@ from aerostat_router.policy.cost import Holdings
 from aerostat_router.policy.demand import DemandWindow, Sight
 from aerostat_router.policy.estimates import TokenEstimates
 from aerostat_router.policy.overload import Shedding, on_overload
-from aerostat_router.policy.placement import Discard, Lack, Nothing, Route, Send, Situation, Wake, honour, judge_lease, place
+from aerostat_router.policy.placement import Discard, Excluded, Lack, Nothing, Route, Send, Situation, Wake, honour, judge_lease, place
 from aerostat_router.policy.views import CallView, Candidate, LeaseView
 from aerostat_router.telemetry_client import AgentLink
 from aerostat_router.waker import Waker
@@ -35,6 +35,7 @@ from aerostat_router.waker import Waker
 logger = logging.getLogger(__name__)
 
 MAX_TRIES: Final = 3
+AVOID_FOR: Final[Seconds] = 1.0  # an engine that failed a call before its first byte
 PATIENCE: Final = 8  # held calls in a row that found no place, after which the rest is not asked
 IsHealthy = Callable[[Endpoint, str], Awaitable[bool]]
 
@@ -200,7 +201,7 @@ class Dispatcher:
             replica_penalty=self.catalog.replica_penalty,
             n_calls=lambda: self._n_expected(model, now),
             was_held=call.was_held_over_wake,
-            excluded=call.excluded,
+            excluded=_excluded(call, now),
         )
 
     def _n_expected(self, model: NamespacedName, now: Seconds) -> int:
@@ -211,7 +212,7 @@ class Dispatcher:
 
     def _use_lease(self, call: Call, view: CallView, lease: LeaseView, holdings: Holdings, now: Seconds) -> bool:
         candidate = self.fleet.candidate(lease.instance, lease.model)
-        discard = judge_lease(lease, candidate, holdings, call.excluded)
+        discard = judge_lease(lease, candidate, holdings, _excluded(call, now))
         if candidate is None or discard is not None:
             self._leases.discard(lease, discard or Discard.EPOCH)
             return False
@@ -350,7 +351,7 @@ class Dispatcher:
             return
         self.metrics.retried(call.model.name, reason)
         logger.info("a call to %s on %s failed before its first byte (%s)", call.model.name, target.instance.name, reason)
-        call.excluded.add((target.instance, target.epoch))
+        call.failed[target.instance, target.epoch] = now
         if call.n_tries >= MAX_TRIES:
             self._finish(call, error.code, now)
             call.carrier.refuse(error)
@@ -359,6 +360,11 @@ class Dispatcher:
 
     def _all_candidates(self) -> list[Candidate]:
         return [c for model in self.catalog.models() for c in self.fleet.candidates(model.name)]
+
+
+def _excluded(call: Call, now: Seconds) -> Excluded:
+    """Engine runs that failed the call a moment ago. Later their agent has said what became of them."""
+    return [run for run, at in call.failed.items() if now < at + AVOID_FOR] if call.failed else ()
 
 
 def _retry_reason(result: Result) -> str | None:
