@@ -1,8 +1,8 @@
 """What the router's data path adds to a call, beside a plain aiohttp reverse proxy and no proxy at all; part of `bench-quick`.
 
-Upstream, our proxy, the aiohttp proxy and the load generator are separate processes on loopback. The three are interleaved in every
-round, and figures are medians over rounds. Ours is the real front, pool and handler shape: the body is parsed, a decision is made, an
-engine's headers are set; the aiohttp proxy parses the same body and decides nothing, which favours it.
+Upstream, agent, router, aiohttp proxy and load generator are separate processes on loopback. The three ways are interleaved in every round;
+figures are medians over rounds. Ours is the whole router: it parses, decides by live telemetry and has leases installed and consumed by an
+agent over gRPC for each call. The aiohttp proxy parses the same body and decides nothing, which favours it.
 
     python e2e/bench/router_proxy.py [QUICK=1]
 """
@@ -24,12 +24,18 @@ import aiohttp.web
 import orjson
 import uvloop
 
-from aerostat_core.api_errors import ApiError, invalid_value, no_capacity, upstream_disconnected
-from aerostat_router.http.exchange import Exchange, Forwarded, Handler, Outcome
+from aerostat_core.ids import NamespacedName
+from aerostat_router.app import running_router
+from aerostat_router.http.exchange import Exchange, Handler
 from aerostat_router.http.server import HttpServer
 from aerostat_router.http.settings import ListenSettings
-from aerostat_router.http.stream_call import CallRequest, Endpoint, Failure
 from aerostat_router.http.upstream import Pool
+from aerostat_router.settings import parse_settings
+from aerostat_runtime.clock import SystemClock
+from aerostat_testing.declared import instance_object, model_object, slo_object
+from aerostat_testing.fake_agent import fake_agent, instance_state, model_state
+from aerostat_testing.memory_cluster import MemoryCluster
+from aerostat_testing.waiting import eventually
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "system", "content": "You are a careful agent. " * 20}, {"role": "user", "content": "What is next? " * 20}]
@@ -64,71 +70,6 @@ class _UpstreamHandler:
         exchange.reply(200, ((b"content-type", b"application/json"),), ANSWER)
 
 
-@dataclass(slots=True)
-class _Candidate:
-    endpoint: Endpoint
-    load: float
-    ewma_s: float
-    name: bytes
-
-
-class BenchHandler:
-    """Stands where the dispatcher stands: parses the call, ranks candidates by cost, keeps the session's place, forwards."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._candidates = [_Candidate(endpoint, 0.01 * i, 0.02, b"instance-%d" % i) for i in range(8)]
-        self._places: dict[tuple[str, str], _Candidate] = {}
-        self._n_calls = 0
-
-    def handle(self, exchange: Exchange) -> None:
-        request = exchange.request
-        try:
-            call = orjson.loads(request.body)
-            model, session = call["model"], call.get("session_id", "")
-            n_bytes = sum(len(message["content"]) for message in call["messages"])
-        except (orjson.JSONDecodeError, KeyError, TypeError) as bad:
-            exchange.reply_error(invalid_value(f"the body is no chat completion: {bad}"))
-            return
-        before = self._places.get((model, session))
-        best = min(self._candidates, key=lambda c: c.load * c.ewma_s + (0.0 if c is before else n_bytes * 1e-5))
-        self._places[(model, session)] = best
-        self._n_calls += 1
-        request_id = request.headers.get(b"x-request-id") or b"r-%d" % self._n_calls
-        best.load += 1
-        exchange.forward(
-            best.endpoint,
-            CallRequest(
-                b"POST",
-                request.path,
-                ((b"content-type", b"application/json"), (b"authorization", b"Bearer bench"), (b"x-smg-routing-key", b"5e55")),
-                request.body,
-            ),
-            _BenchWatcher(best),
-            reply_headers=((b"x-aerostat-instance", best.name), (b"x-aerostat-route", b"kv"), (b"x-request-id", request_id)),
-        )
-
-
-class _BenchWatcher:
-    __slots__ = ("_candidate",)
-
-    def __init__(self, candidate: _Candidate) -> None:
-        self._candidate = candidate
-
-    def on_first_byte(self, exchange: Exchange) -> None:
-        candidate = self._candidate
-        candidate.ewma_s += 0.1 * ((exchange.first_byte_at or 0.0) - exchange.received_at - candidate.ewma_s)
-
-    def on_end(self, exchange: Exchange, forwarded: Forwarded) -> None:
-        self._candidate.load -= 1
-        if forwarded.outcome is Outcome.DONE:
-            forwarded.tail.usage()
-        elif exchange.is_open:
-            exchange.reply_error(no_capacity("small", "the bench's upstream failed", retry_after=1))
-
-    def explain(self, failure: Failure) -> ApiError:
-        return upstream_disconnected("small")
-
-
 @asynccontextmanager
 async def _our_server(handler: Handler) -> AsyncIterator[int]:
     pool = Pool()
@@ -142,8 +83,24 @@ def _serve_upstream() -> AbstractAsyncContextManager[int]:
     return _our_server(_UpstreamHandler())
 
 
-def _serve_ours(upstream_port: int) -> AbstractAsyncContextManager[int]:
-    return _our_server(BenchHandler(Endpoint("127.0.0.1", upstream_port)))
+@asynccontextmanager
+async def _serve_agent(upstream_port: int) -> AsyncIterator[int]:
+    """Says that the upstream is an engine with the model open, and keeps leases as an agent does."""
+    async with fake_agent() as agent:
+        agent.put(instance_state("a", model_state("small", port=upstream_port, max_running=10_000)))
+        yield int(agent.address.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def _serve_ours(agent_port: int) -> AsyncIterator[int]:
+    """The router as it is, but for its objects, which are in memory."""
+    instance = instance_object("a", ["small"], address=f"127.0.0.1:{agent_port}", lease_ttl="1s")
+    cluster = MemoryCluster(model_object("small", slo="fast"), slo_object("fast"), instance)
+    settings = parse_settings(["--cluster", "folder:unused", "--listen", "127.0.0.1:0"])
+    async with running_router(settings, cluster, SystemClock()) as app:
+        small = NamespacedName("default", "small")
+        await eventually(lambda: any(c.engine.can_serve for c in app.fleet.candidates(small)), "the router knows the engine")
+        yield app.http_port
 
 
 @asynccontextmanager
@@ -178,6 +135,7 @@ async def _serve_aiohttp(upstream_port: int) -> AsyncIterator[int]:
 async def _serve(role: str, *args: str) -> None:
     servers: dict[str, Callable[..., AbstractAsyncContextManager[int]]] = {
         "upstream": _serve_upstream,
+        "agent": _serve_agent,
         "ours": _serve_ours,
         "aiohttp": _serve_aiohttp,
     }
@@ -273,10 +231,11 @@ async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]
     rps: dict[str, list[float]] = {"aiohttp": [], "ours": []}
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(_process("upstream"))
+        agent = await stack.enter_async_context(_process("agent", upstream))
         ports = {
             "direct": upstream,
             "aiohttp": await stack.enter_async_context(_process("aiohttp", upstream)),
-            "ours": await stack.enter_async_context(_process("ours", upstream)),
+            "ours": await stack.enter_async_context(_process("ours", agent)),
         }
         for port in ports.values():
             await _load(port, n_connections=4, n_calls=400)
