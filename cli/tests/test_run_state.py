@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,8 +40,10 @@ with StateLock(state), fresh_run_folder(state) as folder:
 
 
 @pytest.fixture(autouse=True)
-def _runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ae-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
 def state_of(folder: Path) -> Path:
@@ -108,8 +112,8 @@ def test_a_run_is_found_by_its_folder_else_the_newest(tmp_path: Path, monkeypatc
         find_run(None)
 
 
-def test_a_runtime_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
-    (tmp_path / f"aerostat-{os.getuid()}").mkdir(mode=0o755)
+def test_a_runtime_folder_that_others_can_open_is_refused(runtime: Path) -> None:
+    (runtime / f"aerostat-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(SettingError, match="nobody else can open"):
         runs_folder()
 

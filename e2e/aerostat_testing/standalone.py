@@ -1,9 +1,11 @@
 """A real `aerostat up` for tests: the program as users start it, over a folder of manifests of the test's own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -39,8 +41,7 @@ class Standalone:
     def __init__(self, root: Path) -> None:
         self.manifests = root / "manifests"
         self.manifests.mkdir()
-        self.runtime = root / "run"
-        self.runtime.mkdir(mode=0o700)
+        self.runtime = Path(tempfile.mkdtemp(prefix="ae-"))  # short, since the paths of Unix sockets are
         self.output = root / "output.txt"
         self.model_cache = root / "models"
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,6 +61,7 @@ class Standalone:
                 self._process.wait(STOP_LIMIT)
         for process in self.survivors():
             process.kill()
+        shutil.rmtree(self.runtime)
 
     # ------------------------------------------------------------ manifests
 

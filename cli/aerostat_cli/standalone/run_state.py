@@ -22,7 +22,8 @@ from aerostat_core.errors import PermanentError, SettingError
 from aerostat_core.ids import Seconds
 
 STATE_FOLDER: Final = ".aerostat"
-_MAX_RUNS_PATH: Final = 107 - len("/0123456789ab/keeper.sock")
+# Engines keep their sockets in RUN/e/EPOCH, and want a path of at most 90 bytes there.
+_MAX_RUNS_PATH: Final = 90 - len("/0123456789ab/e/0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
