@@ -328,7 +328,9 @@ def prepare(uri: str) -> int:
 def main(argv: list[str]) -> int:
     if argv and argv[0].startswith("{"):
         keys = os.environ.pop(CALL_KEY_ENV), os.environ.pop(ADMIN_KEY_ENV)
-        return asyncio.run(serve(EngineLaunch.from_json(argv[0]), *keys))
+        spec = EngineLaunch.from_json(argv[0])
+        Path(spec.run_dir).mkdir(parents=True, exist_ok=True)
+        return asyncio.run(serve(spec, *keys))
     parser = argparse.ArgumentParser()
     parser.add_argument("--uri", required=True)
     parser.add_argument("--cache", required=True)

@@ -1,0 +1,110 @@
+"""A keeper and agents as real processes over a state folder, with fake engines: what `aerostat up` starts on a node, without the rest."""
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+import psutil
+
+from aerostat.v1 import telemetry_pb2 as tpb
+from aerostat.v1 import telemetry_pb2_grpc as rpc
+from aerostat_core.ids import Seconds
+from aerostat_core.resources import Resource
+from aerostat_runtime.cluster.folder import FolderCluster
+from aerostat_runtime.cluster.port import Kind
+from aerostat_testing.waiting import eventually
+
+LIMIT: Final[Seconds] = 30.0
+FAKE: Final = shlex.join([sys.executable, "-m", "aerostat_testing.fake_engine"])
+
+
+class NodeProcesses:
+    """Everything is below `root`; `engines` are those that the keeper runs now."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.run_dir = root / "run"
+        self.run_dir.mkdir(mode=0o700)
+        (root / "state").mkdir()
+        self.cluster = FolderCluster(root / "state")
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def start_keeper(self) -> None:
+        self.keeper = self._start("keeper", "aerostat_agent.keeper", "--socket", str(self.run_dir / "keeper.sock"), "--grace", "5")
+
+    def start_agent(self, *flags: str) -> None:
+        settings = ["--node", "n0", "--cluster", f"folder:{self.root / 'state'}", "--run-dir", str(self.run_dir)]
+        settings += ["--model-cache", str(self.root / "models"), "--launcher", FAKE, "--preparer", FAKE, *flags]
+        self.agent = self._start("agent", "aerostat_agent", *settings)
+
+    def _start(self, name: str, module: str, *args: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", module, *args, "--die-with-parent", str(os.getpid())]
+        with (self.root / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def said(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text()
+
+    @property
+    def engines(self) -> dict[str, psutil.Process]:
+        """Running engine processes by the name of their model."""
+        assert self.keeper is not None
+        found = {}
+        for process in psutil.Process(self.keeper.pid).children():
+            argv = process.cmdline() if process.is_running() and process.status() != psutil.STATUS_ZOMBIE else []
+            if argv and argv[-1].startswith("{"):
+                found[argv[-1].split('"model": "')[1].split('"')[0]] = process
+        return found
+
+    async def status(self) -> Resource:
+        """Of the one Instance; empty before an agent wrote it."""
+        instances = await self.cluster.list(Kind.INSTANCE)
+        return dict(instances[0].get("status", {})) if instances else {}
+
+    async def until_state(self, model: str, state: str, *, agent_epoch_after: int = 0) -> Resource:
+        """Wait until the status says so; returns it."""
+        async with asyncio.timeout(LIMIT):
+            while True:
+                status = await self.status()
+                states = {m["name"]: m["state"] for m in status.get("models", ())}
+                if states.get(model) == state and status["agentEpoch"] > agent_epoch_after:
+                    return status
+                await asyncio.sleep(0.05)
+
+    async def end(self, process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTERM) -> int:
+        process.send_signal(signum)
+        code = await eventually(lambda: None if process.poll() is None else (process.returncode,), f"{process.args!r} ends", limit=LIMIT)
+        return code[0]
+
+
+@asynccontextmanager
+async def node_processes(root: Path) -> AsyncIterator[NodeProcesses]:
+    """Whatever happened, nothing of it runs afterwards, and no socket is left."""
+    node = NodeProcesses(root)
+    try:
+        yield node
+    finally:
+        await node.cluster.close()
+        for process in (node.agent, node.keeper):
+            if process is not None and process.poll() is None:
+                await node.end(process)
+
+
+@asynccontextmanager
+async def telemetry_of(address: str) -> "AsyncIterator[rpc.TelemetryAsyncStub]":  # that name is in the generated types only
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield rpc.TelemetryStub(channel)
+
+
+async def next_message(stream: AsyncIterator[tpb.TelemetryMessage]) -> tpb.TelemetryMessage:
+    async with asyncio.timeout(LIMIT):
+        return await anext(stream)

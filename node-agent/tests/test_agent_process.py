@@ -1,0 +1,147 @@
+"""Keeper and agent as real processes over fake engines: kill -9 of either side, and what a router sees over gRPC."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from aerostat.v1 import telemetry_pb2 as tpb
+from aerostat_core.resources import name_of
+from aerostat_runtime.cluster.port import Kind
+from aerostat_testing.agent_fakes import instance_resource
+from aerostat_testing.agent_processes import NodeProcesses, node_processes, telemetry_of
+from aerostat_testing.fake_engine import FakeModel
+from aerostat_testing.waiting import eventually
+
+pytestmark = pytest.mark.cpu
+
+
+async def model_state(node: NodeProcesses, name: str) -> tpb.ModelState:
+    """As a router gets it."""
+    address = (await node.status())["agentAddress"]
+    async with telemetry_of(address) as telemetry, asyncio.timeout(20):
+        stream = telemetry.Subscribe(tpb.SubscribeRequest(router="r"))
+        async for message in stream:
+            assert message.full
+            return next(m for i in message.instances for m in i.models if m.model == name)
+    raise AssertionError("the stream ended")
+
+
+async def stream_chat(http: aiohttp.ClientSession, model: tpb.ModelState, n_tokens: int, begun: asyncio.Event) -> list[str]:
+    """The data lines of a streamed answer."""
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": n_tokens, "stream": True}
+    headers = {"Authorization": f"Bearer {model.call_key}", "x-smg-routing-key": "session-1"}
+    lines = []
+    async with http.post(f"http://{model.host}:{model.port}/v1/chat/completions", json=body, headers=headers) as answer:
+        assert answer.status == 200
+        async for line in answer.content:
+            if line.strip():
+                lines.append(line.decode().strip())
+                begun.set()
+    return lines
+
+
+async def test_an_agent_that_is_killed_and_started_again_breaks_no_stream_and_starts_no_second_engine(tmp_path: Path) -> None:
+    uri = FakeModel(token_seconds=0.05).write(tmp_path / "m")
+    async with node_processes(tmp_path) as node, aiohttp.ClientSession() as http:
+        await node.cluster.apply(instance_resource(uri, "a"))
+        node.start_keeper()
+        node.start_agent()
+        before = await node.until_state("a", "Open")
+        model = await model_state(node, "a")
+        pid = node.engines["a"].pid
+        begun = asyncio.Event()
+        streaming = asyncio.create_task(stream_chat(http, model, 120, begun))
+        await asyncio.wait_for(begun.wait(), 10)
+        assert node.agent is not None
+        assert await node.end(node.agent, signal.SIGKILL) == -signal.SIGKILL
+        node.start_agent()
+        after = await node.until_state("a", "Open", agent_epoch_after=before["agentEpoch"])
+        assert after["models"][0]["restarts"] == 0
+        lines = await streaming
+        assert lines[-1] == "data: [DONE]"
+        assert sum(bool(json.loads(line[6:])["choices"][0]["delta"]) for line in lines[:-1]) == 120
+        adopted = await model_state(node, "a")
+        assert (adopted.engine_epoch, adopted.call_key, adopted.port) == (model.engine_epoch, model.call_key, model.port)
+        assert {name: p.pid for name, p in node.engines.items()} == {"a": pid}
+        assert await node.end(node.agent) == 0  # an upgrade leaves engines alone
+        assert node.engines["a"].pid == pid
+        assert not (node.run_dir / "agent.sock").exists()
+        assert node.keeper is not None
+        assert await node.end(node.keeper) == 0
+        assert not psutil.pid_exists(pid)
+        assert not (node.run_dir / "keeper.sock").exists()
+
+
+async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_path: Path) -> None:
+    uri = FakeModel().write(tmp_path / "m")
+    async with node_processes(tmp_path) as node, aiohttp.ClientSession() as http:
+        await node.cluster.apply(instance_resource(uri, "a"))
+        node.start_keeper()
+        node.start_agent()
+        status = await node.until_state("a", "Open")
+        model = await model_state(node, "a")
+        await stream_chat(http, model, 40, asyncio.Event())
+        async with telemetry_of(status["agentAddress"]) as telemetry, asyncio.timeout(30):
+            install = tpb.InstallLeaseRequest(
+                namespace="default", instance="cpu-0", model="a", session="session-1", lease_id="l1", ttl_seconds=60
+            )
+            install.engine_epoch = model.engine_epoch
+            first, again = [await telemetry.InstallLease(install) for _ in range(2)]
+            assert first.installed
+            assert first == again
+            sessions: dict[str, tpb.SessionState] = {}
+            version = None
+            async for message in telemetry.Subscribe(tpb.SubscribeRequest(router="r")):
+                assert version is None or message.version == version + 1
+                version = message.version
+                sessions |= {s.session: s for s in message.sessions}
+                if message.full:
+                    assert sessions["session-1"].lease.id == "l1"
+                    assert sessions["session-1"].tier == tpb.DEVICE
+                    os.kill(node.engines["a"].pid, signal.SIGKILL)
+                states = [m for i in message.instances for m in i.models]
+                if states and states[0].state == tpb.OPEN and states[0].engine_epoch > model.engine_epoch:
+                    break
+            assert sessions["session-1"].tier == tpb.MISSING
+            assert not sessions["session-1"].HasField("lease")
+            consumed = await telemetry.ConsumeLease(tpb.ConsumeLeaseRequest(session="session-1", lease_id="l1"))
+            assert not consumed.consumed
+        reasons = [note["reason"] for note in await node.cluster.notes()]
+        assert "EngineExited" in reasons
+        admin = re.search(r"metrics and health on (\S+)", node.said("agent"))
+        assert admin is not None
+        async with http.get(f"http://{admin[1]}/metrics") as answer:
+            metrics = await answer.text()
+        assert 'aerostat_agent_engine_failures_total{instance="default/cpu-0",model="a"} 1.0' in metrics
+        assert 'aerostat_agent_leases_total{outcome="void"} 1.0' in metrics
+        async with http.get(f"http://{admin[1]}/readyz") as answer:
+            assert answer.status == 200
+        assert model.call_key not in node.said("agent") + node.said("keeper")
+
+
+async def test_a_wake_opens_a_sleeping_model_and_a_deleted_instance_is_cleared_away(tmp_path: Path) -> None:
+    uri = FakeModel().write(tmp_path / "m")
+    async with node_processes(tmp_path) as node:
+        instance = instance_resource(uri, "a", resident=False)
+        await node.cluster.apply(instance)
+        node.start_keeper()
+        node.start_agent()
+        status = await node.until_state("a", "Absent")
+        async with telemetry_of(status["agentAddress"]) as telemetry:
+            wake = tpb.WakeRequest(namespace="default", model="a", instance="cpu-0", router="r")
+            replies = await asyncio.gather(*(telemetry.Wake(wake) for _ in range(5)))
+            assert {(r.instance, r.refused) for r in replies} == {("cpu-0", "")}
+        await node.until_state("a", "Open")
+        pid = node.engines["a"].pid
+        await node.cluster.delete(Kind.INSTANCE, name_of(instance))
+        await eventually(lambda: not node.engines, "the engine drained and ended", limit=20)
+        assert not psutil.pid_exists(pid)
+        assert list((node.run_dir / "e").iterdir()) == []
+        assert node.said("keeper").count("started ") == 2  # one preparation, one engine
