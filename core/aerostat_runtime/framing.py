@@ -4,9 +4,12 @@
 for asyncio (agent, keeper). Both bound what they buffer; neither knows what a frame means.
 """
 
+import array
 import asyncio
+import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,6 +19,7 @@ MAX_FRAME_BYTES: Final = 16 << 20
 MAX_FDS: Final = 253  # the kernel's SCM_MAX_FD
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 << 10
+_FD_SIZE = array.array("i").itemsize
 
 
 class FramingError(AerostatError):
@@ -49,19 +53,23 @@ class FrameDecoder:
             del self._buffer[:end]
             yield frame
 
+    def is_inside_frame(self) -> bool:
+        """Whether the last byte was of a frame that is not complete yet."""
+        return bool(self._buffer)
+
 
 class FramedSocket:
     """One connected Unix stream socket, used by one reader task and any number of writers.
 
-    Descriptors that arrive with a frame are handed out with the first frame that completes after them.
+    A read ends with the piece that descriptors came with, so they belong to the frame that has the read's last byte.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._decoder = FrameDecoder()
-        self._frames: list[bytes] = []
-        self._fds: list[int] = []
+        self._frames: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._fds: tuple[int, ...] = ()  # of the frame that is not complete yet
         self._send_lock = asyncio.Lock()
 
     async def send(self, payload: bytes, fds: tuple[int, ...] = ()) -> None:
@@ -79,30 +87,55 @@ class FramedSocket:
         """The next frame and its descriptors (the caller owns them); None when the peer closed."""
         while not self._frames:
             data, fds = await self._recv()
-            self._fds += fds
             if not data:
                 return None
-            self._frames += self._decoder.feed(data)
-        fds, self._fds = self._fds, []
-        return self._frames.pop(0), tuple(fds)
+            self._take(data, fds)
+        return self._frames.popleft()
 
     def close(self) -> None:
+        """Closes the descriptors too that nobody received."""
         self._sock.close()
+        for fd in (*self._fds, *(fd for _, fds in self._frames for fd in fds)):
+            os.close(fd)
+        self._fds = ()
+        self._frames.clear()
 
-    async def _recv(self) -> tuple[bytes, list[int]]:
+    def _take(self, data: bytes, fds: tuple[int, ...]) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._frames.append((frame, self._fds))
+                self._fds = ()
+        except FramingError:
+            self._fds += fds  # for `close`
+            raise
+        if self._decoder.is_inside_frame():
+            self._fds += fds
+        elif fds:
+            frame, earlier = self._frames.pop()
+            self._frames.append((frame, earlier + fds))
+
+    async def _recv(self) -> tuple[bytes, tuple[int, ...]]:
         while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            try:  # not socket.recv_fds, which drops the flags in Python 3.11: children would inherit the descriptors
+                data, messages, _, _ = self._sock.recvmsg(_READ_BYTES, socket.CMSG_SPACE(MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await self._readable()
             else:
-                return data, fds
+                return data, tuple(fd for message in messages for fd in _fds_in(message))
 
     async def _readable(self) -> None:
         await _ready(self._sock, writing=False)
 
     async def _writable(self) -> None:
         await _ready(self._sock, writing=True)
+
+
+def _fds_in(message: tuple[int, int, bytes]) -> "array.array[int]":
+    level, kind, data = message
+    fds = array.array("i")
+    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        fds.frombytes(data[: len(data) - len(data) % _FD_SIZE])
+    return fds
 
 
 async def _ready(sock: socket.socket, *, writing: bool) -> None:
