@@ -5,7 +5,7 @@ Each test gets a function that opens the same, empty cluster once more, as anoth
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +16,43 @@ from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.cluster import open_cluster
 from aerostat_runtime.cluster.port import Change, Cluster, InvalidResourceError, Kind, Note, WatchEvent
-
-pytestmark = pytest.mark.cpu
+from aerostat_testing.kubernetes.apiserver import ApiServer
 
 Open = Callable[[], Cluster]
 API = "aerostat.dev/v1alpha1"
 DEADLINE = 15.0
 
 
-@asynccontextmanager
-async def _folder(tmp_path: Path) -> AsyncIterator[Open]:
+def _folder(request: pytest.FixtureRequest) -> str:
+    tmp_path: Path = request.getfixturevalue("tmp_path")
+    return f"folder:{tmp_path / 'state'}"
+
+
+def _kubernetes(request: pytest.FixtureRequest) -> str:
+    server: ApiServer = request.getfixturevalue("apiserver")
+    server.clear()
+    server.run_controllers()  # who owned what is theirs to know
+    return f"kubernetes:?kubeconfig={server.kubeconfig()}"
+
+
+ADAPTERS = [
+    pytest.param(_folder, id="folder", marks=pytest.mark.cpu),
+    pytest.param(_kubernetes, id="kubernetes", marks=pytest.mark.cluster),
+]
+
+
+@pytest.fixture(params=ADAPTERS)
+async def open_once_more(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
+    url = request.param(request)
     opened: list[Cluster] = []
 
     def open_() -> Cluster:
-        opened.append(open_cluster(f"folder:{tmp_path / 'state'}"))
+        opened.append(open_cluster(url))
         return opened[-1]
 
     yield open_
     for cluster in opened:
         await cluster.close()
-
-
-ADAPTERS = [pytest.param(_folder, id="folder")]
-
-
-@pytest.fixture(params=ADAPTERS)
-async def open_once_more(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
-    async with request.param(tmp_path) as open_:
-        yield open_
 
 
 @pytest.fixture
