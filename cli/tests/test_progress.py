@@ -69,4 +69,4 @@ def test_a_deleted_model_is_said_goodbye_to() -> None:
 
 def test_a_model_without_a_replica_is_ready_for_its_first_call() -> None:
     teller = ProgressTeller("http://router")
-    assert teller.lines([model(ready="True")], [], now=0.0) == ["SmolLM2: ready on its first call (minReplicas is 0)"]
+    assert teller.lines([model(ready="True")], [], now=0.0) == ["SmolLM2: ready; its first call opens it"]

@@ -77,7 +77,8 @@ class ProgressTeller:
 def _line(situation: Situation, took: Seconds) -> str:
     if situation.ready:
         after = f" after {took:.0f} s" if took >= 1 else ""
-        return f"{situation.served_name}: ready{after} on {situation.instance}"
+        where = f"{after} on {situation.instance}" if situation.instance else "; its first call opens it"
+        return f"{situation.served_name}: ready{where}"
     return ": ".join(filter(None, (situation.served_name, situation.step, situation.detail)))
 
 
@@ -95,8 +96,7 @@ def situation_of(model: Resource, instances: Iterable[Resource]) -> Situation:
     ]
     open_on = ", ".join(instance for instance, replica in replicas if replica["state"] == "Open")
     if ready.get("status") == "True":
-        where = open_on or "its first call (minReplicas is 0)"
-        return Situation(served_name=served_name, step="ready", detail="", ready=True, instance=where)
+        return Situation(served_name=served_name, step="ready", detail="", ready=True, instance=open_on)
     reporting = [
         replica for _, replica in replicas if replica["state"] != "Open" and (replica["state"] != "Absent" or replica.get("reason"))
     ]
