@@ -58,7 +58,7 @@ def test_names_of_test_files_are_unique() -> None:
 
 
 def test_every_test_file_carries_a_marker() -> None:
-    marked = re.compile(r"^pytestmark = .*pytest\.mark\.(cpu|engine|cluster|gpu)\b|^@pytest\.mark\.(cpu|engine|cluster|gpu)\b", re.M)
+    marked = re.compile(r"^(pytestmark = .*|@|.*\bmarks=)pytest\.mark\.(cpu|engine|cluster|gpu)\b", re.M)
     assert _shown([p for p in TEST_FILES if not marked.search(p.read_text())]) == []
 
 

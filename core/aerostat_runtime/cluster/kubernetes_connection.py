@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 from urllib.parse import parse_qsl
 
 import aiohttp
@@ -46,7 +46,7 @@ class Target:
         """What follows `kubernetes:`. Raises SettingError."""
         path, _, query = rest.partition("?")
         try:
-            given = parse_qsl(query, strict_parsing=True) if query else []
+            given = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
         except ValueError:
             given = [("", "")]
         values = dict(given)
@@ -82,6 +82,22 @@ class Request:
     content_type: str = "application/json"
 
 
+class Api(Protocol):
+    """What the parts of the adapter ask of a connection. All raise AerostatError."""
+
+    async def call(self, request: Request) -> Resource:
+        """Tries again while that may help, within a limit."""
+        ...
+
+    async def once(self, request: Request) -> Resource:
+        """One try."""
+        ...
+
+    def stream(self, request: Request) -> AsyncGenerator[Resource, None]:
+        """The objects of the answer's lines, until the server ends it."""
+        ...
+
+
 class Backoff:
     """Doubling and jittered, so that thousands of watches do not come back at once."""
 
@@ -98,7 +114,7 @@ class Backoff:
 
 
 class Connection:
-    """Opens when it is first used."""
+    """The `Api` of one server. Opens when it is first used."""
 
     def __init__(self, target: Target, *, user_agent: str) -> None:
         self._target = target
@@ -107,7 +123,7 @@ class Connection:
         self._opening = asyncio.Lock()
 
     async def call(self, request: Request) -> Resource:
-        """The answer's object. Tries again while that may help, for at most CALL_LIMIT. Raises AerostatError."""
+        """Within CALL_LIMIT."""
         deadline = asyncio.get_running_loop().time() + CALL_LIMIT
         backoff = Backoff()
         doubted = False
@@ -133,14 +149,14 @@ class Connection:
             await asyncio.sleep(wait)
 
     async def once(self, request: Request) -> Resource:
-        """One try, for at most REQUEST_LIMIT. Raises AerostatError."""
+        """Within REQUEST_LIMIT."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_LIMIT, sock_connect=CONNECT_LIMIT)
         async with self._answer(request, timeout) as response:
             answer: Resource = orjson.loads(await response.read())
             return answer
 
     async def stream(self, request: Request) -> AsyncGenerator[Resource, None]:
-        """One JSON object for each line, until the server ends it. Raises AerostatError."""
+        """A server that is silent for SILENCE_LIMIT is lost."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT, sock_read=SILENCE_LIMIT)
         async with self._answer(request, timeout) as response:
             while line := await response.content.readline():

@@ -15,7 +15,7 @@ from aerostat_core.clock import Clock
 from aerostat_core.errors import AerostatError
 from aerostat_core.ids import Seconds
 from aerostat_core.resources import Resource
-from aerostat_runtime.cluster.kubernetes_connection import Connection, Request
+from aerostat_runtime.cluster.kubernetes_connection import Api, Request
 from aerostat_runtime.cluster.kubernetes_errors import AlreadyExistsError, NotFoundError
 from aerostat_runtime.cluster.kubernetes_paths import PLURALS, api_version, item
 from aerostat_runtime.cluster.port import Kind, Note
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 class EventRecorder:
-    def __init__(self, connection: Connection, clock: Clock, *, component: str, instance: str) -> None:
-        self._connection, self._clock = connection, clock
+    def __init__(self, api: Api, clock: Clock, *, component: str, instance: str) -> None:
+        self._api, self._clock = api, clock
         self._component, self._instance = component, instance
         self._told: OrderedDict[Note, tuple[Seconds, int]] = OrderedDict()  # when, and how often since
 
@@ -55,12 +55,12 @@ class EventRecorder:
         namespace, name = event["metadata"]["namespace"], event["metadata"]["name"]
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         try:
-            await self._connection.once(Request(what="create events.events.k8s.io", method="POST", path=path, body=event))
+            await self._api.once(Request(what="create events.events.k8s.io", method="POST", path=path, body=event))
         except AlreadyExistsError:
-            before = await self._connection.once(Request(what="get events.events.k8s.io", method="GET", path=f"{path}/{name}"))
+            before = await self._api.once(Request(what="get events.events.k8s.io", method="GET", path=f"{path}/{name}"))
             count = (before.get("series") or {}).get("count", 1) + n_times
             series = {"series": {"count": count, "lastObservedTime": event["eventTime"]}}
-            await self._connection.once(
+            await self._api.once(
                 Request(
                     what="patch events.events.k8s.io",
                     method="PATCH",
@@ -74,7 +74,7 @@ class EventRecorder:
         """Empty when it is gone: the event is told all the same."""
         request = Request(what=f"get {PLURALS[note.kind]}", method="GET", path=item(note.kind, note.name))
         try:
-            return str((await self._connection.once(request))["metadata"]["uid"])
+            return str((await self._api.once(request))["metadata"]["uid"])
         except NotFoundError:
             return ""
 

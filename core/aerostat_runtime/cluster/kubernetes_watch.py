@@ -14,7 +14,7 @@ from aerostat_core.errors import AerostatError, PermanentError, TemporaryError
 from aerostat_core.ids import NamespacedName, Seconds
 from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.cluster.differences import differences, is_same
-from aerostat_runtime.cluster.kubernetes_connection import Backoff, Connection, Request
+from aerostat_runtime.cluster.kubernetes_connection import Api, Backoff, Request
 from aerostat_runtime.cluster.kubernetes_errors import ExpiredError, UnreachableError, error_of
 from aerostat_runtime.cluster.kubernetes_paths import PLURALS, collection, kept
 from aerostat_runtime.cluster.port import Change, Kind, WatchEvent
@@ -54,8 +54,8 @@ class Mirror:
 
 
 class Watch:
-    def __init__(self, connection: Connection, kind: Kind, namespace: str | None) -> None:
-        self._connection, self._kind = connection, kind
+    def __init__(self, api: Api, kind: Kind, namespace: str | None) -> None:
+        self._api, self._kind = api, kind
         self._path = collection(kind, namespace)
         self._mirror = Mirror(kind)
         self._version = ""
@@ -67,7 +67,7 @@ class Watch:
         synced = False
         while True:
             try:
-                resources, self._version = await list_all(self._connection, self._kind, self._path)
+                resources, self._version = await list_all(self._api, self._kind, self._path)
             except TemporaryError as error:
                 await self._pause(error)
                 continue
@@ -92,7 +92,7 @@ class Watch:
             began = asyncio.get_running_loop().time()
             failure: AerostatError | None = None
             try:
-                async with aclosing(self._connection.stream(self._request())) as stream:
+                async with aclosing(self._api.stream(self._request())) as stream:
                     async for told in stream:
                         for event in self._read(told):
                             yield event
@@ -136,23 +136,23 @@ class Watch:
             _log.info("watch of %s goes on", PLURALS[self._kind])
 
 
-async def list_all(connection: Connection, kind: Kind, path: str, *, patient: bool = False) -> tuple[list[Resource], str]:
+async def list_all(api: Api, kind: Kind, path: str, *, patient: bool = False) -> tuple[list[Resource], str]:
     """All objects by namespace and name, and the version to watch from. `patient`: each page with retries."""
     for _ in range(_LIST_TRIES):
         try:
-            resources, version = await _pages(connection, kind, path, patient)
+            resources, version = await _pages(api, kind, path, patient)
         except ExpiredError:
             continue
         return sorted(resources, key=name_of), version
     raise TemporaryError("Expired", f"cannot list {PLURALS[kind]}: they change faster than they are read", retry_after=1.0)
 
 
-async def _pages(connection: Connection, kind: Kind, path: str, patient: bool) -> tuple[list[Resource], str]:
+async def _pages(api: Api, kind: Kind, path: str, patient: bool) -> tuple[list[Resource], str]:
     resources: list[Resource] = []
     query = {"limit": str(PAGE)}
     while True:
         request = Request(what=f"list {PLURALS[kind]}", method="GET", path=path, query=query)
-        answer = await (connection.call(request) if patient else connection.once(request))
+        answer = await (api.call(request) if patient else api.once(request))
         resources += [kept(kind, resource) for resource in answer["items"]]
         more = answer["metadata"].get("continue")
         if not more:

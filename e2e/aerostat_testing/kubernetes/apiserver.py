@@ -31,6 +31,7 @@ STOP_LIMIT: Final[Seconds] = 15.0
 COMMAND_LIMIT: Final[Seconds] = 60.0
 CALL_LIMIT: Final[Seconds] = 10.0
 CRDS: Final = Path(__file__).resolve().parents[3] / "crds"
+_API: Final = "/apis/aerostat.dev/v1alpha1"
 # Below what the kernel hands out to outgoing connections, so that a port is still free when its server comes back.
 _PORTS: Final = range(21000, 29000)
 _CONTROLLERS: Final = "garbage-collector-controller,namespace-controller,serviceaccount-controller"
@@ -134,6 +135,12 @@ class ApiServer:
         """The CRDs of this tree, served when it returns."""
         self.kubectl("apply", "--server-side", "--filename", str(CRDS))
         self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "-l", "app.kubernetes.io/part-of=aerostat")
+
+    def clear(self) -> None:
+        """Delete all objects of our kinds."""
+        for kind in ("models", "pools", "slos", "instances"):
+            for found in self.call("GET", f"{_API}/{kind}")["items"]:
+                self.call("DELETE", f"{_API}/namespaces/{found['metadata']['namespace']}/{kind}/{found['metadata']['name']}")
 
     def create_namespace(self, prefix: str = "test") -> str:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": f"{prefix}-"}}
