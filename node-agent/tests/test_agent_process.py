@@ -81,8 +81,10 @@ async def test_an_agent_that_is_killed_and_started_again_breaks_no_stream_and_st
 
 async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_path: Path) -> None:
     uri = FakeModel().write(tmp_path / "m")
+    instance = instance_resource(uri, "a", "w")
+    instance["spec"]["models"][1]["resident"] = False
     async with node_processes(tmp_path) as node, aiohttp.ClientSession() as http:
-        await node.cluster.apply(instance_resource(uri, "a"))
+        await node.cluster.apply(instance)
         node.start_keeper()
         node.start_agent()
         status = await node.until_state("a", "Open")
@@ -106,7 +108,7 @@ async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_
                     assert sessions["session-1"].lease.id == "l1"
                     assert sessions["session-1"].tier == tpb.DEVICE
                     os.kill(node.engines["a"].pid, signal.SIGKILL)
-                states = [m for i in message.instances for m in i.models]
+                states = [m for i in message.instances for m in i.models if m.model == "a"]
                 if states and states[0].state == tpb.OPEN and states[0].engine_epoch > model.engine_epoch:
                     break
             assert sessions["session-1"].tier == tpb.MISSING
@@ -124,24 +126,21 @@ async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_
         async with http.get(f"http://{admin[1]}/readyz") as answer:
             assert answer.status == 200
         assert model.call_key not in node.said("agent") + node.said("keeper")
+        await _wake_and_delete(node, status["agentAddress"])
 
 
-async def test_a_wake_opens_a_sleeping_model_and_a_deleted_instance_is_cleared_away(tmp_path: Path) -> None:
-    uri = FakeModel().write(tmp_path / "m")
-    async with node_processes(tmp_path) as node:
-        instance = instance_resource(uri, "a", resident=False)
-        await node.cluster.apply(instance)
-        node.start_keeper()
-        node.start_agent()
-        status = await node.until_state("a", "Absent")
-        async with telemetry_of(status["agentAddress"]) as telemetry:
-            wake = tpb.WakeRequest(namespace="default", model="a", instance="cpu-0", router="r")
-            replies = await asyncio.gather(*(telemetry.Wake(wake) for _ in range(5)))
-            assert {(r.instance, r.refused) for r in replies} == {("cpu-0", "")}
-        await node.until_state("a", "Open")
-        pid = node.engines["a"].pid
-        await node.cluster.delete(Kind.INSTANCE, name_of(instance))
-        await eventually(lambda: not node.engines, "the engine drained and ended", limit=20)
-        assert not psutil.pid_exists(pid)
-        assert list((node.run_dir / "e").iterdir()) == []
-        assert node.said("keeper").count("started ") == 2  # one preparation, one engine
+async def _wake_and_delete(node: NodeProcesses, agent_address: str) -> None:
+    """A sleeping model opens once for all who ask; with its Instance everything goes."""
+    async with telemetry_of(agent_address) as telemetry:
+        wake = tpb.WakeRequest(namespace="default", model="w", instance="cpu-0", router="r")
+        replies = await asyncio.gather(*(telemetry.Wake(wake) for _ in range(5)))
+        assert {(r.instance, r.refused) for r in replies} == {("cpu-0", "")}
+    await node.until_state("w", "Open")
+    pids = [p.pid for p in node.engines.values()]
+    assert len(pids) == 2
+    assert node.said("keeper").count("started ") == 4  # a twice, w once, one preparation for both
+    (instance,) = await node.cluster.list(Kind.INSTANCE)
+    await node.cluster.delete(Kind.INSTANCE, name_of(instance))
+    await eventually(lambda: not node.engines, "the engines drained and ended", limit=20)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    await eventually(lambda: not list((node.run_dir / "e").iterdir()), "nothing of them is left in the run folder")
