@@ -11,9 +11,15 @@ pytestmark = pytest.mark.cpu
 Resource = dict[str, Any]
 
 
-def model(*, ready: str = "False", reason: str = "Progressing", message: str = "", served_name: str = "SmolLM2") -> Resource:
+def model(
+    *, ready: str = "False", reason: str = "Progressing", message: str = "", served_name: str = "SmolLM2", min_replicas: int = 1
+) -> Resource:
     conditions = [{"type": "Ready", "status": ready, "reason": reason, "message": message}]
-    return {"metadata": {"name": "smollm2"}, "spec": {"servedName": served_name}, "status": {"conditions": conditions}}
+    return {
+        "metadata": {"name": "smollm2"},
+        "spec": {"servedName": served_name, "minReplicas": min_replicas},
+        "status": {"conditions": conditions},
+    }
 
 
 def instance(state: str, *, reason: str = "", progress: str = "", message: str = "") -> Resource:
@@ -69,4 +75,4 @@ def test_a_deleted_model_is_said_goodbye_to() -> None:
 
 def test_a_model_without_a_replica_is_ready_for_its_first_call() -> None:
     teller = ProgressTeller("http://router")
-    assert teller.lines([model(ready="True")], [], now=0.0) == ["SmolLM2: ready; its first call opens it"]
+    assert teller.lines([model(ready="True", min_replicas=0)], [], now=0.0) == ["SmolLM2: ready; its first call opens it"]

@@ -95,7 +95,7 @@ def situation_of(model: Resource, instances: Iterable[Resource]) -> Situation:
         if replica["name"] == name
     ]
     open_on = ", ".join(instance for instance, replica in replicas if replica["state"] == "Open")
-    if ready.get("status") == "True":
+    if ready.get("status") == "True" and (open_on or not model["spec"].get("minReplicas")):
         return Situation(served_name=served_name, step="ready", detail="", ready=True, instance=open_on)
     reporting = [
         replica for _, replica in replicas if replica["state"] != "Open" and (replica["state"] != "Absent" or replica.get("reason"))
