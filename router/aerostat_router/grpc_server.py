@@ -91,10 +91,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return pb.ListModelsReply(models=[pb.ServedModel(id=model.served_name, owned_by="aerostat") for model in self._catalog.models()])
 
     async def _whole(self, api: Api, document: Event, options: pb.CallOptions, context: Context) -> tuple[str, Target, Event]:
+        answers: list[tuple[str, Target, Event]] = []
         async with aclosing(self._events(api, document, options, context)) as events:
-            async for _, request_id, target, event in events:
-                return request_id, target, event
-        raise RuntimeError("an answer without a body")
+            async for _, request_id, target, event in events:  # to the end, since leaving early means to abandon the call
+                answers.append((request_id, target, event))
+        return answers[-1]
 
     async def _events(
         self, api: Api, document: Event, options: pb.CallOptions, context: Context

@@ -93,7 +93,8 @@ class AgentLink:
         n_messages = 0
         try:
             while True:
-                message = await asyncio.wait_for(stream.read(), GIVE_UP_AFTER)
+                async with asyncio.timeout(GIVE_UP_AFTER):
+                    message = await stream.read()
                 if not isinstance(message, pb.TelemetryMessage):  # the end of the stream
                     return n_messages
                 n_messages += 1

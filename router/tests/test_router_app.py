@@ -297,6 +297,8 @@ async def test_a_silent_agent_s_instance_takes_only_a_return_with_a_lease_that_i
         assert fresh.status_code == 503
         returning = await r.chat(session="s")
         assert returning.headers["x-aerostat-route"] == "lease"
+        await eventually(lambda: len(r.agent.installed) == 2, "the next lease is published, which is news of the agent too")
+        await eventually(lambda: not r.app.fleet.is_fresh(r.agent.address, SystemClock().monotonic()), "the instance is stale")
         r.engine.is_healthy = False
         refused = await r.chat(session="s")
         assert refused.status_code == 503
@@ -352,7 +354,7 @@ async def test_a_model_over_its_limit_rejects_or_spills_as_its_policy_says() -> 
 
 async def test_held_calls_go_as_soon_as_a_running_one_ends() -> None:
     async with rig() as r:
-        await r.open_everywhere(max_running=1)
+        await r.open_everywhere(max_running=1, queue_seconds=60)
         await r.known(lambda app: app.fleet.candidates(SMALL)[0].engine.max_running == 1)
         r.engine.gate.clear()
         first = asyncio.create_task(r.chat(max_tokens=1))
