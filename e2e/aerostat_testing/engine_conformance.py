@@ -90,7 +90,7 @@ class EngineUnderTest:
         async def serve() -> None:
             listener = listen(Path(self.spec.agent_socket))
             try:
-                await self.links.serve(listener)
+                await self.links.serve(listener.sock)
             finally:
                 listener.close()
 

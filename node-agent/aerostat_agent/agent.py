@@ -37,7 +37,8 @@ _REATTACH_AFTER: Final[Seconds] = 0.5
 
 
 async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: Clock, stop: asyncio.Event) -> None:
-    """Returns when told to stop; raises TemporaryError when the keeper's link is lost, SettingError for an address in use."""
+    """Returns when told to stop; raises TemporaryError when the keeper's link is lost, FencedError when a newer
+    agent commands, SettingError for an address in use."""
     processes = await link.list()
     new_epoch = EpochSource(clock, max((p.epoch for p in processes), default=Epoch(0)))
     node = Node(settings.node, link.agent_epoch, clock)
@@ -55,7 +56,7 @@ async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: C
         reports = EngineReports(node, HttpProber(http))
         links = EngineLinks(reports, link.agent_epoch)
         supervisor = Supervisor(settings, node, link, weights=weights, links=links, new_epoch=new_epoch)
-        listener = listen(settings.agent_socket)
+        listener = listen(settings.agent_socket, takes_over=True)  # the keeper has fenced whoever served there
         try:
             await supervisor.adopt(processes)
             async with aclosing(cluster.watch(Kind.INSTANCE)) as events:  # type: ignore[type-var]  # watches are generators
@@ -63,7 +64,7 @@ async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: C
                     stop,
                     link,
                     follow_instances(events, node, synced),
-                    links.serve(listener),
+                    links.serve(listener.sock),
                     supervisor.follow_exits(link.exits),
                     _run_synced(settings, node, cluster, supervisor, synced),
                 )
@@ -71,7 +72,6 @@ async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: C
             await weights.close()
             await reports.close()
             listener.close()
-            settings.agent_socket.unlink(missing_ok=True)
 
 
 async def _run_synced(settings: Settings, node: Node, cluster: Cluster, supervisor: Supervisor, synced: asyncio.Event) -> None:
@@ -95,6 +95,8 @@ async def _until(stop: asyncio.Event, link: KeeperLink, *work: Coroutine[None, N
     except AerostatError:
         if not link.lost.is_set():
             raise
+    if link.fenced is not None:
+        raise link.fenced
     if link.lost.is_set() and not stop.is_set():
         raise TemporaryError("KeeperLost", "the keeper's socket closed", retry_after=_REATTACH_AFTER)
 

@@ -77,6 +77,7 @@ class KeeperLink:
         self._reader = asyncio.create_task(self._read())
         self.exits: asyncio.Queue[Exit] = asyncio.Queue()
         self.lost = asyncio.Event()
+        self.fenced: FencedError | None = None  # why it is lost, where a newer agent is the reason
         self.agent_epoch = Epoch(0)
         self.keeper_epoch = Epoch(0)
 
@@ -130,6 +131,8 @@ class KeeperLink:
         return (await self._ask(pb.KeeperRequest(describe=pb.Describe()))).devices
 
     async def _ask(self, request: pb.KeeperRequest) -> pb.KeeperReply:
+        if self.fenced is not None:
+            raise self.fenced
         if self.lost.is_set():
             raise _lost()
         request.id, request.agent_epoch = next(self._ids), self.agent_epoch
@@ -145,7 +148,7 @@ class KeeperLink:
         finally:
             del self._waiting[request.id]
         if answer.error:
-            reason, _, message = answer.error.partition(": ")
+            reason, message = _reason_and_message(answer.error)
             raise FencedError(reason, message) if reason == "Fenced" else KeeperRefusalError(reason, message)
         return answer
 
@@ -164,8 +167,16 @@ class KeeperLink:
     def _take(self, reply: pb.KeeperReply) -> None:
         if reply.WhichOneof("body") == "exited":
             self.exits.put_nowait(Exit(epoch=Epoch(reply.exited.epoch), exit_code=reply.exited.exit_code))
+        elif reply.id == 0 and reply.error:
+            self.fenced = FencedError(*_reason_and_message(reply.error))
+            self.lost.set()
         elif (waiting := self._waiting.get(reply.id)) is not None and not waiting.done():
             waiting.set_result(reply)
+
+
+def _reason_and_message(error: str) -> tuple[str, str]:
+    reason, _, message = error.partition(": ")
+    return reason, message
 
 
 def _kept_process(info: pb.ProcessInfo) -> KeptProcess:

@@ -9,11 +9,28 @@ from aerostat_core.errors import SettingError
 _MAX_PATH_BYTES: Final = 107  # sockaddr_un, less its final zero
 
 
-def listen(path: Path) -> socket.socket:
-    """Bind and listen. A stale socket is replaced. Raises SettingError when the path is too long, taken or not writable."""
+class Listener:
+    """A listening socket and its file. `close` leaves the file alone when another process has replaced it."""
+
+    def __init__(self, sock: socket.socket, path: Path) -> None:
+        self.sock = sock
+        self._path = path
+        self._inode = path.stat().st_ino
+
+    def close(self) -> None:
+        self.sock.close()
+        if self._path.exists() and self._path.stat().st_ino == self._inode:
+            self._path.unlink()
+
+
+def listen(path: Path, *, takes_over: bool = False) -> Listener:
+    """Bind and listen. A stale socket is replaced; a live one too where the caller has the right to take over.
+
+    Raises SettingError when the path is too long, taken or not writable.
+    """
     if len(bytes(path)) > _MAX_PATH_BYTES:
         raise SettingError(f"a socket path takes at most {_MAX_PATH_BYTES} bytes, got {path}: choose a shorter run folder")
-    if _answers(path):
+    if not takes_over and _answers(path):
         raise SettingError(f"another process listens on {path}: end it, or choose another run folder")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -25,7 +42,7 @@ def listen(path: Path) -> socket.socket:
     except OSError as error:
         sock.close()
         raise SettingError(f"cannot listen on {path}: {error}; the run folder must exist and be writable") from error
-    return sock
+    return Listener(sock, path)
 
 
 def _answers(path: Path) -> bool:

@@ -70,6 +70,10 @@ async def test_an_agent_that_is_killed_and_started_again_breaks_no_stream_and_st
         adopted = await model_state(node, "a")
         assert (adopted.engine_epoch, adopted.call_key, adopted.port) == (model.engine_epoch, model.call_key, model.port)
         assert {name: p.pid for name, p in node.engines.items()} == {"a": pid}
+        fenced = node.agent
+        node.start_agent()
+        await node.until_state("a", "Open", agent_epoch_after=after["agentEpoch"])
+        assert await eventually(fenced.poll, "the older agent gives way", limit=20) == 2
         assert await node.end(node.agent) == 0  # an upgrade leaves engines alone
         assert node.engines["a"].pid == pid
         assert not (node.run_dir / "agent.sock").exists()
@@ -77,6 +81,22 @@ async def test_an_agent_that_is_killed_and_started_again_breaks_no_stream_and_st
         assert await node.end(node.keeper) == 0
         assert not psutil.pid_exists(pid)
         assert not (node.run_dir / "keeper.sock").exists()
+
+
+async def test_a_killed_keeper_takes_its_engines_along_and_the_agent_starts_them_under_the_next_one(tmp_path: Path) -> None:
+    uri = FakeModel().write(tmp_path / "m")
+    async with node_processes(tmp_path) as node:
+        await node.cluster.apply(instance_resource(uri, "a"))
+        node.start_keeper()
+        node.start_agent()
+        before = await node.until_state("a", "Open")
+        pid = node.engines["a"].pid
+        assert node.keeper is not None
+        await node.end(node.keeper, signal.SIGKILL)
+        await eventually(lambda: not psutil.pid_exists(pid), "the engine died with its keeper")
+        node.start_keeper()
+        await node.until_state("a", "Open", agent_epoch_after=before["agentEpoch"])
+        assert node.engines["a"].pid != pid
 
 
 async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Rig:
 async def serving(folder: Path) -> AsyncGenerator[Rig, None]:
     rig = Rig(folder)
     listener = listen(rig.path)
-    task = asyncio.create_task(rig.links.serve(listener))
+    task = asyncio.create_task(rig.links.serve(listener.sock))
     try:
         yield rig
     finally:

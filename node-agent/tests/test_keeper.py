@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aerostat.v1 import agent_pb2 as pb
+from aerostat_agent.keeper.logs import bound_log, open_log
 from aerostat_agent.keeper.sessions import living
 from aerostat_agent.keeper_client import Exit, KeeperLink
 from aerostat_core.errors import PermanentError, TemporaryError
@@ -287,6 +288,37 @@ async def test_a_memory_limit_bounds_what_a_process_may_allocate(rig: Rig) -> No
         await link.start(epoch=Epoch(1), argv=argv, env={}, log_path=rig.folder / "1.log", note=b"", memory_limit_bytes=256 << 20)
         assert (await next_exit(link)).exit_code == 1
         assert "MemoryError" in rig.log()
+
+
+async def test_a_process_lives_while_any_of_its_threads_does(rig: Rig) -> None:
+    script = (
+        "import ctypes, platform, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(61,)).start()\n"
+        "print('threads', flush=True)\n"
+        "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)\n"  # exit of this thread alone
+    )
+    async with rig.attached() as link:
+        pid = await link.start(epoch=Epoch(1), argv=[sys.executable, "-c", script], env={}, log_path=rig.folder / "1.log", note=b"")
+        stat = Path("/proc", str(pid), "stat")
+        await until(lambda: "threads" in rig.log() and "(python) Z" in stat.read_text(), "only a thread is left")
+        assert is_alive(pid)
+        await link.signal(Epoch(1), signal.SIGTERM)
+        assert await next_exit(link) == Exit(epoch=Epoch(1), exit_code=-signal.SIGTERM)
+
+
+def test_a_log_over_its_limit_is_cut_in_place_and_what_was_cut_off_is_kept_beside(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    fd = open_log(path)
+    try:
+        os.write(fd, b"x" * 100)
+        assert not bound_log(path, limit_bytes=100)
+        os.write(fd, b"y")
+        assert bound_log(path, limit_bytes=100)
+        os.write(fd, b"after")
+    finally:
+        os.close(fd)
+    assert path.read_bytes() == b"after"
+    assert (tmp_path / "log.1").read_bytes() == b"x" * 100 + b"y"
 
 
 async def test_many_short_processes_leave_no_descriptor_behind(rig: Rig) -> None:

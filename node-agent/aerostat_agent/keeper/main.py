@@ -73,7 +73,7 @@ async def run(settings: KeeperSettings) -> None:
     try:
         tasks = [
             asyncio.create_task(stop.wait(), name="stop"),
-            asyncio.create_task(server.serve(listener), name="serve"),
+            asyncio.create_task(server.serve(listener.sock), name="serve"),
             asyncio.create_task(_reap(table, server, child_ended), name="reap"),
             asyncio.create_task(_bound_logs(table), name="logs"),
         ]
@@ -82,9 +82,8 @@ async def run(settings: KeeperSettings) -> None:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
     finally:
-        listener.close()
         await _end_all(table, settings.grace)
-        settings.socket.unlink(missing_ok=True)
+        listener.close()
     for task in done:
         task.result()  # a task that failed is loud
 

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +34,7 @@ class KeeperServer:
         self._agent_epoch = Epoch(0)
         self._commander: FramedSocket | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._farewells: set[asyncio.Task[bool]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept until cancelled; connections end with it."""
@@ -44,13 +46,14 @@ class KeeperServer:
                     _log.warning("refused a connection: %d are open", len(self._connections))
                     sock.close()
                     continue
-                task = asyncio.create_task(self._converse(FramedSocket(sock)))
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
+                connection = asyncio.create_task(self._converse(FramedSocket(sock)))
+                self._connections.add(connection)
+                connection.add_done_callback(self._connections.discard)
         finally:
-            for task in tuple(self._connections):
+            tasks: list[asyncio.Task[Any]] = [*self._connections, *self._farewells]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._connections, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def report(self, gone: Process) -> None:
         _log.info("process %d (epoch %d) is gone, exit code %s", gone.pid, gone.epoch, gone.exit_code)
@@ -77,16 +80,26 @@ class KeeperServer:
     def _answer(self, peer: FramedSocket, request: pb.KeeperRequest) -> pb.KeeperReply:
         if request.WhichOneof("body") == "attach":
             self._agent_epoch = Epoch(max(self._agent_epoch + 1, _wall_epoch(self._clock)))
+            if self._commander is not None and self._commander is not peer:
+                self._in_background(_send(self._commander, self._fenced()))
             self._commander = peer
             _log.info("agent epoch %d attached", self._agent_epoch)
             return wire.attached(self._agent_epoch, self._keeper_epoch)
         if request.agent_epoch != self._agent_epoch or peer is not self._commander:
-            return pb.KeeperReply(error=f"Fenced: agent epoch {request.agent_epoch} does not command here, {self._agent_epoch} does")
+            return self._fenced()
         try:
             return self._execute(request)
         except PermanentError as error:
             _log.warning("%s: %s", error.reason, error.message)
             return pb.KeeperReply(error=f"{error.reason}: {error.message}")
+
+    def _fenced(self) -> pb.KeeperReply:
+        return pb.KeeperReply(error=f"Fenced: the agent of epoch {self._agent_epoch} commands here now")
+
+    def _in_background(self, send: Coroutine[None, None, bool]) -> None:
+        task = asyncio.create_task(send)
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
 
     def _execute(self, request: pb.KeeperRequest) -> pb.KeeperReply:
         match request.WhichOneof("body"):
