@@ -17,6 +17,7 @@ from aerostat_runtime.cluster.kubernetes_connection import Backoff, Connection, 
 from aerostat_runtime.cluster.kubernetes_errors import (
     AlreadyExistsError,
     ExpiredError,
+    InternalError,
     NotFoundError,
     RefusedError,
     UnreachableError,
@@ -246,7 +247,7 @@ async def test_a_silent_stream_is_given_up(tmp_path: Path, monkeypatch: pytest.M
         (413, {"message": "too large"}, PermanentError, "too large"),
         (429, {"message": "later"}, UnreachableError, "later"),
         (504, {"reason": "Timeout", "message": "Too large resource version"}, TemporaryError, "Too large"),
-        (500, {}, TemporaryError, "HTTP 500"),
+        (500, {}, InternalError, "HTTP 500"),
     ],
 )
 def test_each_answer_has_its_error(code: int, status: dict[str, object], kind: type[AerostatError], said: str) -> None:
@@ -256,10 +257,19 @@ def test_each_answer_has_its_error(code: int, status: dict[str, object], kind: t
 
 
 def test_violations_are_told_by_field() -> None:
-    causes = [{"reason": "FieldValueInvalid", "field": "spec.ttft", "message": "must be more than 0"}]
+    causes = [
+        {"reason": "FieldValueInvalid", "field": "spec.ttft", "message": "must be more than 0"},
+        {"reason": "FieldValueInvalid", "field": "<nil>", "message": "some validation rules were not checked"},
+    ]
     error = error_of(422, {"message": "all", "details": {"name": "x", "causes": causes}}, what="patch slos")
     assert isinstance(error, InvalidResourceError)
     assert error.violations == (Violation("spec.ttft", "must be more than 0"),)
+
+
+def test_a_refused_patch_says_what_is_wrong_without_the_whole_object() -> None:
+    cause = {"field": "patch", "message": 'Invalid value: "{\\"status\\":{\\"zz\\":1}}": strict decoding error: unknown field "status.zz"'}
+    error = error_of(422, {"message": "long", "details": {"causes": [cause]}}, what="patch slos/status")
+    assert str(error) == 'strict decoding error: unknown field "status.zz"'
 
 
 def test_waits_double_up_to_a_limit_and_differ() -> None:

@@ -76,7 +76,7 @@ class FakeApi:
         self.version += 1
         self._tell("ERROR", {"code": code, "message": "said so", "reason": "Because"})
 
-    async def call(self, request: Request) -> Resource:
+    async def call(self, request: Request, *, at_once: tuple[type[AerostatError], ...] = ()) -> Resource:
         return await self.once(request)
 
     async def once(self, request: Request) -> Resource:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 from aerostat_core.clock import Clock
@@ -18,7 +18,7 @@ from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.kubernetes_connection import Connection, Request, Target
-from aerostat_runtime.cluster.kubernetes_errors import NotFoundError
+from aerostat_runtime.cluster.kubernetes_errors import AlreadyExistsError, InternalError, NotFoundError
 from aerostat_runtime.cluster.kubernetes_events import EventRecorder
 from aerostat_runtime.cluster.kubernetes_paths import PLURALS, api_version, collection, item, kept
 from aerostat_runtime.cluster.kubernetes_watch import Watch, list_all
@@ -77,7 +77,26 @@ class KubernetesCluster:
             body={key: value for key, value in resource.items() if key != "status"} | {"metadata": metadata},
             content_type="application/apply-patch+yaml",
         )
-        return kept(kind, await self._connection.call(request))
+        try:
+            return kept(kind, await self._connection.call(request, at_once=(InternalError,)))
+        except InternalError:
+            await self._check_schema(kind, name, request)
+            return kept(kind, await self._connection.call(request))
+
+    async def _check_schema(self, kind: Kind, name: NamespacedName, apply: Request) -> None:
+        """An apply that does not fit the schema is answered as an internal error; a create that is only tried says what it is.
+
+        Raises InvalidResourceError.
+        """
+        trial = Request(
+            what=f"create {PLURALS[kind]}",
+            method="POST",
+            path=collection(kind, name.namespace),
+            query={"fieldManager": self._manager, "dryRun": "All"} | _STRICT,
+            body=apply.body,
+        )
+        with suppress(AlreadyExistsError):
+            await self._connection.call(trial)
 
     async def patch_status(self, kind: Kind, name: NamespacedName, status: Resource) -> bool:
         _refuse_nodes(kind)

@@ -19,7 +19,7 @@ import orjson
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
-from aerostat_core.errors import PermanentError, SettingError, TemporaryError
+from aerostat_core.errors import AerostatError, PermanentError, SettingError, TemporaryError
 from aerostat_core.ids import Seconds
 from aerostat_core.resources import Resource
 from aerostat_runtime.cluster.kubernetes_errors import ExpiredError, RefusedError, UnreachableError, error_of
@@ -85,8 +85,8 @@ class Request:
 class Api(Protocol):
     """What the parts of the adapter ask of a connection. All raise AerostatError."""
 
-    async def call(self, request: Request) -> Resource:
-        """Tries again while that may help, within a limit."""
+    async def call(self, request: Request, *, at_once: tuple[type[AerostatError], ...] = ()) -> Resource:
+        """Tries again while that may help, within a limit, but for the errors `at_once`."""
         ...
 
     async def once(self, request: Request) -> Resource:
@@ -122,7 +122,7 @@ class Connection:
         self._client: ApiClient | None = None
         self._opening = asyncio.Lock()
 
-    async def call(self, request: Request) -> Resource:
+    async def call(self, request: Request, *, at_once: tuple[type[AerostatError], ...] = ()) -> Resource:
         """Within CALL_LIMIT."""
         deadline = asyncio.get_running_loop().time() + CALL_LIMIT
         backoff = Backoff()
@@ -130,9 +130,9 @@ class Connection:
         while True:
             try:
                 return await self.once(request)
-            except ExpiredError:
-                raise
             except TemporaryError as error:
+                if isinstance(error, (ExpiredError, *at_once)):
+                    raise
                 failure: PermanentError | TemporaryError = error
                 wait = backoff.next(at_least=error.retry_after if isinstance(error, UnreachableError) else 0.0)
             except RefusedError as error:

@@ -43,13 +43,18 @@ class UnreachableError(TemporaryError):
         super().__init__("ApiUnavailable", message, retry_after=retry_after)
 
 
+class InternalError(TemporaryError):
+    def __init__(self, message: str) -> None:
+        super().__init__("InternalError", message, retry_after=RETRY_AFTER)
+
+
 def error_of(code: int, status: Mapping[str, Any], *, what: str, retry_after: str | None = None) -> AerostatError:
     """`status`: the answer's body, a Status object where it is an API server's. `what`: verb and resource, for people."""
     message = str(status.get("message") or f"HTTP {code}")
     reason = str(status.get("reason") or "")
     match code:
         case 400 | 422:
-            return InvalidResourceError(message, _violations(status))
+            return _invalid(message, status)
         case 401:
             return RefusedError(
                 "Unauthorized", f"the API server does not know who we are ({what}): renew the credentials of the kubeconfig"
@@ -66,15 +71,22 @@ def error_of(code: int, status: Mapping[str, Any], *, what: str, retry_after: st
             return ExpiredError(message)
         case 429 | 503:
             return UnreachableError(f"cannot {what} now: {message}", retry_after=_seconds(retry_after))
+        case 500:
+            return InternalError(f"cannot {what}: {message}")
         case _ if code in (405, 413, 415):
             return PermanentError(reason or "Refused", f"cannot {what}: {message}")
         case _:
             return TemporaryError(reason or f"Http{code}", f"cannot {what}: {message}", retry_after=_seconds(retry_after))
 
 
-def _violations(status: Mapping[str, Any]) -> tuple[Violation, ...]:
+def _invalid(message: str, status: Mapping[str, Any]) -> InvalidResourceError:
     causes = (status.get("details") or {}).get("causes") or ()
-    return tuple(Violation(str(cause.get("field", "")), str(cause.get("message", ""))) for cause in causes)
+    found = [(str(cause.get("field", "")), str(cause.get("message", ""))) for cause in causes]
+    if [path for path, _ in found] == ["patch"]:  # the whole object, and then what is wrong with it
+        message = found[0][1].rpartition('}": ')[2]
+        return InvalidResourceError(message, (Violation("", message),))
+    # The path that is not one says that rules were left out for what the others say.
+    return InvalidResourceError(message, tuple(Violation(path, text) for path, text in found if path != "<nil>"))
 
 
 def _seconds(retry_after: str | None) -> Seconds:

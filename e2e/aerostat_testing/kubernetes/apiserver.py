@@ -31,6 +31,7 @@ STOP_LIMIT: Final[Seconds] = 15.0
 COMMAND_LIMIT: Final[Seconds] = 60.0
 CALL_LIMIT: Final[Seconds] = 10.0
 CRDS: Final = Path(__file__).resolve().parents[3] / "crds"
+_KINDS: Final = ("models", "pools", "slos", "instances")
 _API: Final = "/apis/aerostat.dev/v1alpha1"
 # Below what the kernel hands out to outgoing connections, so that a port is still free when its server comes back.
 _PORTS: Final = range(21000, 29000)
@@ -53,12 +54,19 @@ class ApiServer:
         return f"https://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        self._write_secrets()
-        self._spawn("etcd", self.programs.etcd_server, self._etcd_flags())
-        self.start()
+        try:
+            self._write_secrets()
+            self._spawn("etcd", self.programs.etcd_server, self._etcd_flags())
+            self.start()
+        except BaseException:
+            self._end_all()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_all()
+
+    def _end_all(self) -> None:
         for name in reversed(tuple(self._processes)):  # who uses another goes first
             self._end(name, signal.SIGTERM)
         if self._client is not None:
@@ -135,10 +143,11 @@ class ApiServer:
         """The CRDs of this tree, served when it returns."""
         self.kubectl("apply", "--server-side", "--filename", str(CRDS))
         self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "-l", "app.kubernetes.io/part-of=aerostat")
+        wait_for(self._serves_our_kinds, "the kinds of the CRDs are served", limit=READY_LIMIT)
 
     def clear(self) -> None:
         """Delete all objects of our kinds."""
-        for kind in ("models", "pools", "slos", "instances"):
+        for kind in _KINDS:
             for found in self.call("GET", f"{_API}/{kind}")["items"]:
                 self.call("DELETE", f"{_API}/namespaces/{found['metadata']['namespace']}/{kind}/{found['metadata']['name']}")
 
@@ -169,6 +178,10 @@ class ApiServer:
     def _wait_until_ready(self) -> None:
         wait_for(self.is_ready, f"the API server is ready; see {self.folder}/apiserver.log", limit=READY_LIMIT)
 
+    def _serves_our_kinds(self) -> bool:
+        """Established comes before the server can really list them: until then it says `too many requests`."""
+        return all(self._http().get(f"{_API}/{kind}").is_success for kind in _KINDS)
+
     def _put(self, path: str, api_version: str, kind: str, content: dict[str, Any]) -> None:
         body = {"apiVersion": api_version, "kind": kind, "metadata": {"name": path.rpartition("/")[2]}, **content}
         self.call("PATCH", f"{path}?fieldManager=tests&force=true", body, content_type="application/apply-patch+yaml")
@@ -187,7 +200,7 @@ class ApiServer:
     def _write_secrets(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / "tokens.csv").write_text(f'{self._token},admin,admin,"system:masters"\n')
-        command = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(self._key)]
+        command = ["openssl", "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", str(self._key)]
         subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_LIMIT)
 
     @property
