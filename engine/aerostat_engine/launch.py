@@ -90,10 +90,21 @@ def prepare_environment(spec: EngineLaunch, environ: MutableMapping[str, str]) -
             "MKL_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            "TORCH_COMPILE_DISABLE": "1",  # some samplers would call a C++ compiler in the middle of a request
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
         }
     )
+    if spec.tensor_parallel > 1:
+        environ["SGLANG_CPU_OMP_THREADS_BIND"] = _core_for_each_rank(spec.tensor_parallel)
+
+
+def _core_for_each_rank(n_ranks: int) -> str:
+    """SGLang gives each rank a NUMA node, and refuses more ranks than nodes, unless told a core for each. Raises SettingError."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < n_ranks:
+        raise SettingError(f"tensor_parallel {n_ranks} needs as many cores, this process may use {len(cores)}")
+    return "|".join(str(core) for core in cores[:n_ranks])
 
 
 def sglang_flags(spec: EngineLaunch, dtype: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_temporary_files_stay_in_the_run_folder_and_those_of_an_earlier_run_go(t
 def test_a_run_folder_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="too long for Unix sockets"):
         launch.prepare_environment(spec_in(tmp_path / ("x" * 90)), {})
+
+
+def test_each_tensor_parallel_rank_gets_a_core(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    with pytest.raises(SettingError, match="needs as many cores"):
+        launch.prepare_environment(replace(spec_in(tmp_path), tensor_parallel=100_000), environ)
+    launch.prepare_environment(replace(spec_in(tmp_path), tensor_parallel=1), environ)
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in environ
 
 
 def test_the_models_own_arguments_replace_our_defaults(tmp_path: Path) -> None:

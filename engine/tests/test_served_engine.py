@@ -200,9 +200,7 @@ def prompt_of(n_tokens: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 15, 16, 40, 200], ids=lambda n: f"{n} tokens")
-def test_greedy_tokens_equal_transformers_cold_and_cached(
-    engine: Engine, expected: Callable[[list[int]], list[int]], n_tokens: int
-) -> None:
+def test_greedy_tokens_equal_transformers_cold_and_cached(engine: Engine, expected: Greedy, n_tokens: int) -> None:
     prompt = prompt_of(n_tokens, seed=n_tokens)
     cold, n_cold = engine.generate(prompt)
     cached, n_cached = engine.generate(prompt)
