@@ -65,7 +65,9 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
         self.say(sessions=[session])
 
     def say(self, **what: Any) -> None:
-        """One delta to all subscribers."""
+        """One delta to all subscribers. A silent agent still hears and answers; what it would have said is lost."""
+        if self.is_silent:
+            return
         self.version += 1
         self._send(self._message(**what))
 

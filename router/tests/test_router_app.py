@@ -297,8 +297,6 @@ async def test_a_silent_agent_s_instance_takes_only_a_return_with_a_lease_that_i
         assert fresh.status_code == 503
         returning = await r.chat(session="s")
         assert returning.headers["x-aerostat-route"] == "lease"
-        await eventually(lambda: len(r.agent.installed) == 2, "the next lease is published, which is news of the agent too")
-        await eventually(lambda: not r.app.fleet.is_fresh(r.agent.address, SystemClock().monotonic()), "the instance is stale")
         r.engine.is_healthy = False
         refused = await r.chat(session="s")
         assert refused.status_code == 503
@@ -335,7 +333,7 @@ async def test_a_new_engine_epoch_voids_leases_and_kv() -> None:
 
 
 async def test_a_model_over_its_limit_rejects_or_spills_as_its_policy_says() -> None:
-    full = {"max_running": 1, "running": 1, "queue_seconds": 60.0}
+    full: dict[str, Any] = {"max_running": 1, "running": 1, "queue_seconds": 60.0}
     async with rig(overload={"policy": "Reject"}) as r:
         await r.open_everywhere(**full)
         await r.known(lambda app: app.fleet.candidates(SMALL)[0].engine.max_running == 1)

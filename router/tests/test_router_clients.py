@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from aerostat.v1 import inference_pb2 as pb
 from aerostat.v1 import inference_pb2_grpc
@@ -138,18 +138,20 @@ async def test_grpc_has_health_and_reflection() -> None:
     async with served() as (app, _), grpc.aio.insecure_channel(f"127.0.0.1:{app.grpc_port}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         await eventually(lambda: why_not_ready(app.catalog, app.fleet, is_draining=False) is None, "ready")
-        watch = health.Watch(health_pb2.HealthCheckRequest(service="readiness"))
-        async with asyncio.timeout(5):
-            async for told in watch:
-                if told.status == health_pb2.HealthCheckResponse.SERVING:
-                    break
-        watch.cancel()
-        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        async for answer in call:
-            assert "aerostat.v1.Inference" in [s.name for s in answer.list_services_response.service]
-            break
-        call.cancel()
+        request = health_pb2.HealthCheckRequest(service="readiness")
+        for _ in range(100):  # readiness is published once a heartbeat
+            told = await health.Check(request)
+            if told.status == health_pb2.HealthCheckResponse.SERVING:
+                break
+            await asyncio.sleep(0.05)
+        assert told.status == health_pb2.HealthCheckResponse.SERVING
+        info = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        answers = [a async for a in info(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))]
+        assert "aerostat.v1.Inference" in [s.name for s in answers[0].list_services_response.service]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,15 @@ def test_each_cause_is_charged_once() -> None:
 
 
 def test_of_equal_costs_the_first_by_name_is_taken() -> None:
-    assert [r.instance.name for r in rank(CALL, [candidate("b"), candidate("a")], {})] == ["a", "b"]
+    assert [name for _, _, name, _ in sorted(rank(CALL, [candidate("b"), candidate("a")], {}))] == ["a", "b"]
+
+
+@given(candidates, st.sampled_from(Tier), st.integers(0, 150))
+def test_the_ranking_is_by_the_cost_that_is_explained(found: list[Candidate], tier: Tier, n_tokens: int) -> None:
+    held = holding("a", tier, n_tokens)
+    for total, tier_there, instance, one in rank(CALL, found, held):
+        assert tier_there is (tier if instance == "a" else Tier.MISSING)
+        assert total == pytest.approx(cost(CALL, one, tier_there, min(n_tokens, 99)).total)
 
 
 def test_kv_of_an_older_engine_run_counts_as_missing() -> None:

@@ -26,13 +26,9 @@ class Cost(NamedTuple):
         return self.work + self.kv + self.activation
 
 
-class Ranked(NamedTuple):
-    """Sorts by what it will cost, then by the better tier, then by name: two routers that know the same rank the same."""
-
-    total: Seconds
-    tier: Tier
-    instance: NamespacedName
-    candidate: Candidate
+# What a call would cost on a candidate, its tier there, the instance's name, the candidate. Sorts by the first that differs, so that
+# two routers that know the same rank the same; names are unique, since a model and its instances share a namespace.
+Ranked = tuple[Seconds, Tier, str, Candidate]
 
 
 def tier_on(held: SessionView | None, epoch: Epoch) -> Tier:
@@ -65,18 +61,27 @@ def _activation(candidate: Candidate) -> Seconds:
 
 
 def rank(call: CallView, candidates: Sequence[Candidate], holdings: Holdings) -> list[Ranked]:
-    """Cheapest first."""
+    """`cost` of each, unsorted. Written out, since it runs for each candidate of each call."""
+    n_prompt, n_output = call.n_prompt_tokens, call.n_output_tokens
     n_prefix = n_reusable(call, holdings)
+    n_new = n_prompt - n_prefix
+    k_prompt, k_new = n_prompt.bit_length(), n_new.bit_length()
+    held = {instance.name: view for instance, view in holdings.items()}
+    missing, device, is_open = Tier.MISSING, Tier.DEVICE, EngineState.OPEN
     ranked = []
     for candidate in candidates:
-        engine = candidate.engine
-        tier = tier_on(holdings.get(engine.instance), engine.epoch) if holdings else Tier.MISSING
-        work, kv, activation = cost(call, candidate, tier, n_prefix)
-        ranked.append(Ranked(work + kv + activation, tier, engine.instance, candidate))
-    ranked.sort(key=_order)
+        engine, load = candidate.engine, candidate.load
+        timing, name = engine.timing, engine.instance.name
+        per_token = timing.prefill.per_unit
+        batch = engine.running + load.n_calls + 1
+        step = timing.decode.per_unit[batch.bit_length()] * batch if batch > 1 else timing.decode.per_unit[1]
+        total = engine.queue_seconds + load.seconds + n_output * step
+        tier = tier_on(held[name], engine.epoch) if name in held else missing
+        if tier is device:
+            total += n_new * per_token[k_new]
+        else:  # the prefix too has to be computed
+            total += n_prompt * per_token[k_prompt]
+        if engine.state is not is_open:
+            total += _activation(candidate)
+        ranked.append((total, tier, name, candidate))
     return ranked
-
-
-def _order(ranked: Ranked) -> tuple[Seconds, Tier, str, str]:
-    total, tier, instance, _ = ranked
-    return total, tier, instance.namespace, instance.name

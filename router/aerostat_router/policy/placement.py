@@ -12,7 +12,7 @@ from aerostat_core.defaults import STALE_AFTER
 from aerostat_core.ids import Epoch, NamespacedName, Seconds
 from aerostat_core.specs import EngineState
 from aerostat_router.policy.admission import is_worth_opening, why_not
-from aerostat_router.policy.cost import Holdings, Ranked, n_reusable, rank, tier_on
+from aerostat_router.policy.cost import Holdings, n_reusable, rank, tier_on
 from aerostat_router.policy.views import CallView, Candidate, LeaseView, Tier
 
 
@@ -113,45 +113,50 @@ def honour(lease: LeaseView, call: CallView, candidate: Candidate, holdings: Hol
 
 def place(call: CallView, candidates: Sequence[Candidate], holdings: Holdings, situation: Situation) -> Placement:
     """Without a lease. The cheapest engine that is fresh and admits the call; ties go by tier, then by name."""
-    heard_after = situation.now - STALE_AFTER
-    excluded = situation.excluded
-    usable = [
+    heard_after, excluded = situation.now - STALE_AFTER, situation.excluded
+    able = [c for c in candidates if c.engine.takes_calls and c.source.heard_at >= heard_after]
+    if excluded:
+        able = [c for c in able if (c.engine.instance, c.engine.epoch) not in excluded]
+    ranked = rank(call, able, holdings)
+    refusals: list[tuple[Candidate, str]] = []
+    n_prefix = n_reusable(call, holdings) if holdings else 0
+    while ranked:
+        best = min(ranked)
+        _, tier, _, candidate = best
+        n_reused = n_prefix if tier is not Tier.MISSING else 0
+        refusal = why_not(call, candidate, ttft=situation.ttft, n_reused_tokens=n_reused)
+        if refusal is None:
+            route = Route.WAKE if situation.was_held else Route.RESIDENCY if tier is Tier.MISSING else Route.KV
+            return Send(candidate=candidate, route=route, tier=tier, n_reused_tokens=n_reused)
+        refusals.append((candidate, refusal))
+        ranked.remove(best)
+    return _without_engine(call, candidates, refusals, holdings, situation)
+
+
+_CAN_WAKE = frozenset((EngineState.ABSENT, EngineState.PARKED, EngineState.CLOSED))
+
+
+def _without_engine(
+    call: CallView, candidates: Sequence[Candidate], refusals: list[tuple[Candidate, str]], holdings: Holdings, situation: Situation
+) -> Placement:
+    heard_after, excluded = situation.now - STALE_AFTER, situation.excluded
+    alive = [
         c
         for c in candidates
         if c.source.heard_at >= heard_after
         and not c.engine.is_draining
         and not (excluded and (c.engine.instance, c.engine.epoch) in excluded)
-        and c.engine.state not in _NEVER
     ]
-    refusals: list[tuple[Ranked, str]] = []
-    ranked = rank(call, usable, holdings)
-    for one in ranked:
-        engine = one.candidate.engine
-        if not engine.can_serve:
-            continue
-        n_reused = n_reusable(call, holdings) if one.tier is not Tier.MISSING else 0
-        refusal = why_not(call, one.candidate, ttft=situation.ttft, n_reused_tokens=n_reused)
-        if refusal is None:
-            route = Route.WAKE if situation.was_held else Route.RESIDENCY if one.tier is Tier.MISSING else Route.KV
-            return Send(candidate=one.candidate, route=route, tier=one.tier, n_reused_tokens=n_reused)
-        refusals.append((one, refusal))
-    return _without_engine(candidates, ranked, refusals, situation)
-
-
-_NEVER = frozenset((EngineState.FAILED, EngineState.DRAINING))
-_CAN_WAKE = frozenset((EngineState.ABSENT, EngineState.PARKED, EngineState.CLOSED))
-
-
-def _without_engine(
-    candidates: Sequence[Candidate], ranked: list[Ranked], refusals: list[tuple[Ranked, str]], situation: Situation
-) -> Placement:
-    opening = [r.candidate.engine for r in ranked if r.candidate.engine.is_waking or r.candidate.engine.state is EngineState.STARTING]
-    closed = [r.candidate for r in ranked if r.candidate.engine.state in _CAN_WAKE and not r.candidate.engine.is_waking]
+    opening = [c.engine for c in alive if c.engine.state is EngineState.STARTING or (c.engine.is_waking and not c.engine.can_serve)]
+    can_wake = [c for c in alive if c.engine.state in _CAN_WAKE and not c.engine.is_waking]
+    closed = [candidate for _, _, _, candidate in sorted(rank(call, can_wake, holdings))]
     if refusals:
-        wait = refusals[0][0].candidate.engine.queue_seconds + refusals[0][0].candidate.load.seconds
-        if not opening and any(_is_worth(c, len(refusals), wait, situation) for c in closed):
-            return Wake(order=tuple(c for c in closed if _is_worth(c, len(refusals), wait, situation)))
-        return Nothing(lack=Lack.FULL, detail=f"{refusals[0][0].instance.name}: {refusals[0][1]}", retry_after=max(1.0, wait))
+        cheapest, refusal = refusals[0]
+        wait = cheapest.engine.queue_seconds + cheapest.load.seconds
+        worth = () if opening else tuple(c for c in closed if _is_worth(c, len(refusals), wait, situation))
+        if worth:
+            return Wake(order=worth)
+        return Nothing(lack=Lack.FULL, detail=f"{cheapest.engine.instance.name}: {refusal}", retry_after=max(1.0, wait))
     if opening:
         left = min(max(e.open_in_seconds, 0.0) or e.open_seconds for e in opening)
         words = next((e.message for e in opening if e.message), "the model is coming up")

@@ -26,13 +26,13 @@ class Tier(IntEnum):
 class PerTokenTable:
     """Seconds per unit by power of two: a lookup is one index, where interpolation costs microseconds per candidate."""
 
-    __slots__ = ("_per_unit",)
+    __slots__ = ("per_unit",)
 
     def __init__(self, seconds_of: Callable[[int], Seconds]) -> None:
-        self._per_unit = tuple(seconds_of(1 << k) / (1 << k) for k in range(_BUCKETS))
+        self.per_unit = tuple(seconds_of(1 << k) / (1 << k) for k in range(_BUCKETS))  # by the bit length of n
 
     def seconds(self, n: int) -> Seconds:
-        return n * self._per_unit[n.bit_length()] if n > 0 else 0.0
+        return n * self.per_unit[n.bit_length()] if n > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,14 @@ class EngineView:
     max_context_tokens: int = 0
     reason: str = ""
     message: str = ""
+    # Derived: asked for once per candidate and decision.
+    can_serve: bool = field(init=False)
+    takes_calls: bool = field(init=False)
 
-    @property
-    def can_serve(self) -> bool:
-        return self.state is EngineState.OPEN and self.port > 0
+    def __post_init__(self) -> None:
+        can_serve = self.state is EngineState.OPEN and self.port > 0
+        object.__setattr__(self, "can_serve", can_serve)
+        object.__setattr__(self, "takes_calls", can_serve and not self.is_draining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
