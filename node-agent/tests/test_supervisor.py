@@ -1,4 +1,4 @@
-"""The agent's decisions carried out over a fake keeper in virtual time: starts, failures, drains, adoption, wakes."""
+"""The agent's decisions carried out over a fake keeper in virtual time: starts and failures."""
 
 import asyncio
 import json
@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from aerostat_agent.engine_events import Boundary, Finished, Handle, SessionsMissing, Unhealthy
-from aerostat_agent.keeper_client import FencedError
+from aerostat_agent.engine_events import Finished, Handle, SessionsMissing, Unhealthy
 from aerostat_agent.notes import EngineNote
-from aerostat_agent.policy.engines import DRAIN_GRACE, KILL_AFTER, SETTLE
+from aerostat_agent.policy.engines import KILL_AFTER
 from aerostat_agent.policy.leases import Lease
 from aerostat_agent.policy.sessions import Row
-from aerostat_agent.policy.tracks import Failure, Phase
+from aerostat_agent.policy.tracks import Failure
 from aerostat_agent.supervisor import LINK_LOST_LIMIT
 from aerostat_agent.wakes import wake
 from aerostat_core.defaults import RESTART_DELAYS
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EXIT_BAD_SPEC, EngineLaunch
 from aerostat_core.ids import Epoch, LeaseId, NamespacedName, Seconds, SessionKey
 from aerostat_core.specs import EngineState
-from aerostat_testing.agent_fakes import INSTANCE, AgentRig, FakeKeeper, instance_model, instance_spec, key, settle
+from aerostat_testing.agent_fakes import INSTANCE, AgentRig, hello, instance_model, instance_spec, key, settle
 
 pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
 
@@ -73,8 +72,6 @@ async def test_what_is_started_is_told_the_keys_by_its_environment_and_nowhere_e
 
 
 async def test_all_ranks_must_say_hello(tmp_path: Path) -> None:
-    from aerostat_testing.agent_fakes import hello
-
     rig = AgentRig(tmp_path)
     rig.node.declare(replace(instance_spec(instance_model("a")), devices=(0, 1)))
     async with rig.running():
@@ -244,155 +241,6 @@ async def test_sessions_that_the_engine_evicted_are_missing(tmp_path: Path) -> N
         assert record.handle is None
 
 
-async def test_before_an_engine_ends_in_peace_it_is_published_as_draining_and_its_calls_finish(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    rig.node.declare(instance_spec(instance_model("a")))
-    async with rig.running():
-        process = await rig.open("a")
-        rig.engines.answers[key("a")] = Boundary(running=1)
-        published = rig.node.watch()
-        drained = now()
-        rig.node.declare(instance_spec())
-        await settle()
-        assert published.is_set()
-        assert state(rig) == (EngineState.DRAINING, "NotWanted")
-        await asyncio.sleep(20)
-        assert rig.keeper.signals == []  # one call still runs
-        rig.engines.answers[key("a")] = Boundary()
-        await asyncio.sleep(1)
-        ((at, epoch, signum),) = rig.keeper.signals
-        assert (epoch, signum) == (process.epoch, signal.SIGTERM)
-        assert at - drained >= 20
-        await asyncio.sleep(1)
-        assert key("a") not in rig.node.tracks
-        assert rig.keeper.processes == {}
-
-
-async def test_an_idle_engine_still_waits_until_routers_know(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    rig.node.declare(instance_spec(instance_model("a")))
-    async with rig.running():
-        await rig.open("a")
-        rig.engines.answers[key("a")] = Boundary()
-        drained = now()
-        rig.node.declare(instance_spec(instance_model("a"), draining=True))
-        await asyncio.sleep(2)
-        ((at, _, _),) = rig.keeper.signals
-        assert SETTLE <= at - drained < SETTLE + 0.5
-
-
-async def test_a_call_that_never_finishes_does_not_hold_a_drain_for_ever(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    rig.node.declare(instance_spec(instance_model("a")))
-    async with rig.running():
-        await rig.open("a")
-        rig.engines.answers[key("a")] = Boundary(running=1)
-        drained = now()
-        rig.node.withdraw(INSTANCE)
-        await asyncio.sleep(DRAIN_GRACE + 1)
-        ((at, _, _),) = rig.keeper.signals
-        assert at - drained >= DRAIN_GRACE
-        await asyncio.sleep(1)
-        assert rig.node.specs == {}  # a deleted instance goes with its last engine
-
-
-async def test_a_new_agent_adopts_what_runs_and_starts_no_second_engine(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    spec = instance_spec(instance_model("a"), instance_model("w", resident=False))
-    rig.node.declare(spec)
-    async with rig.running():
-        await rig.open("a")
-        wake(rig.node, NamespacedName("default", "w"), INSTANCE)
-        await rig.started("w")
-        before = dict(rig.keeper.engines)
-    again = AgentRig(tmp_path, rig.keeper)
-    again.node.declare(spec)
-    async with again.running():
-        await settle()
-        assert state(again) == (EngineState.STARTING, "Adopted")
-        for name in ("a", "w"):
-            assert again.hello(name) == ""
-        await asyncio.sleep(10)
-        assert state(again, "a") == state(again, "w") == (EngineState.OPEN, "Serving")
-        assert again.keeper.engines == before
-        assert rig.keeper.signals == []
-        assert again.n_prepared == 0
-        assert again.node.figures_of(key("a")).n_opened == 0  # nobody knows how long its start took
-
-
-async def test_a_new_agent_accounts_for_what_ended_meanwhile_and_kills_strays(tmp_path: Path) -> None:
-    keeper = FakeKeeper()
-    rig = AgentRig(tmp_path, keeper)
-    rig.node.declare(instance_spec(instance_model("a")))
-    async with rig.running():
-        process = await rig.open("a")
-        await keeper.start(epoch=Epoch(process.epoch + 1), argv=["x"], env={}, log_path=tmp_path / "x.log", note=b"who knows")
-    keeper.end(process.epoch, 1, "killed while nobody looked\n")
-    while not keeper.exits.empty():
-        keeper.exits.get_nowait()  # told to the agent before, which is gone
-    again = AgentRig(tmp_path, keeper)
-    again.node.declare(instance_spec(instance_model("a")))
-    async with again.running():
-        await settle()
-        assert set(keeper.processes) == {p.epoch for p in keeper.processes.values() if p.note == b'{"prepare": {}}'}
-        assert keeper.signals[-1][1:] == (Epoch(process.epoch + 1), signal.SIGKILL)
-        assert again.node.tracks[key("a")].attempts.n_failures == 1
-        started = await again.started("a")
-        assert started.epoch > process.epoch + 1
-
-
-async def test_an_adopted_engine_that_nobody_wants_any_more_is_drained(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    rig.node.declare(instance_spec(instance_model("a")))
-    async with rig.running():
-        await rig.open("a")
-    again = AgentRig(tmp_path, rig.keeper)
-    again.node.declare(instance_spec())
-    async with again.running():
-        await settle()
-        assert again.node.tracks[key("a")].phase is Phase.DRAINING
-
-
-async def test_wakes_are_one_wake_and_a_woken_model_stays_until_its_spec_changes(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    sleeping = instance_model("a", resident=False)
-    rig.node.declare(instance_spec(sleeping))
-    async with rig.running():
-        await settle()
-        assert state(rig) == (EngineState.ABSENT, "NotResident")
-        answers = [wake(rig.node, MODEL_A, INSTANCE) for _ in range(3)]
-        await rig.open("a")
-        answers.append(wake(rig.node, MODEL_A, INSTANCE))
-        assert [a.instance for a in answers] == ["cpu-0"] * 4
-        assert not any(a.refused for a in answers)
-        assert answers[0].open_in > 0
-        assert answers[-1].open_in == 0
-        assert rig.n_prepared == len(rig.keeper.engines) == 1
-        rig.node.declare(instance_spec(replace(sleeping, generation=2)))  # nothing that the engine runs has changed
-        await asyncio.sleep(5)
-        assert state(rig)[0] is EngineState.OPEN
-        rig.node.declare(instance_spec(replace(sleeping, source_uri="file:///other")))
-        await settle()
-        assert state(rig)[0] is EngineState.DRAINING
-        assert rig.node.woken == set()
-
-
-async def test_a_wake_that_cannot_be_is_refused_with_its_reason(tmp_path: Path) -> None:
-    rig = AgentRig(tmp_path)
-    rig.node.declare(instance_spec(instance_model("a", resident=False), memory=5 << 20))
-    async with rig.running():
-        await settle()
-        assert wake(rig.node, MODEL_A, NamespacedName("default", "elsewhere")).refused == "NoSuchInstance"
-        assert wake(rig.node, NamespacedName("default", "unknown"), INSTANCE).refused == "ModelNotAllowed"
-        assert not wake(rig.node, MODEL_A, INSTANCE).refused
-        await asyncio.sleep(2)
-        answer = wake(rig.node, MODEL_A, INSTANCE)
-        assert answer.refused == "InsufficientMemory"
-        assert "there are 5Mi of 5Mi" in answer.message
-        rig.node.declare(instance_spec(instance_model("a", resident=False), draining=True))
-        assert wake(rig.node, MODEL_A, INSTANCE).refused == "InstanceDraining"
-
-
 async def test_a_source_that_cannot_be_prepared_is_tried_again_after_a_while(tmp_path: Path) -> None:
     rig = AgentRig(tmp_path)
     rig.facts = {"error": {"reason": "SourceNotFound", "message": "/m does not exist"}}
@@ -434,24 +282,6 @@ async def test_a_start_that_the_keeper_refuses_is_a_failure_like_any_other(tmp_p
         assert rig.node.used(INSTANCE) == 0
         rig.keeper.refusal = ""
         await rig.started("a")
-
-
-async def test_a_fenced_agent_does_not_go_on(tmp_path: Path) -> None:
-    class Fencing(FakeKeeper):
-        async def signal(self, epoch: Epoch, signum: signal.Signals) -> None:
-            raise FencedError("Fenced", "another agent commands")
-
-    rig = AgentRig(tmp_path, Fencing())
-    rig.node.declare(instance_spec(instance_model("a")))
-
-    async def go_on() -> None:
-        async with rig.running():
-            await rig.started("a")
-            rig.reports.on_event(rig.identity("a"), Unhealthy(why="x"))
-            await asyncio.sleep(1)
-
-    with pytest.raises(FencedError):
-        await go_on()
 
 
 async def test_progress_of_a_preparation_is_shown(tmp_path: Path) -> None:
