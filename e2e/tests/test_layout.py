@@ -43,7 +43,8 @@ def test_there_is_no_conftest() -> None:
 
 
 def test_every_module_is_short() -> None:
-    long = [p for p in MODULES if len(p.read_text().splitlines()) >= MAX_LINES]
+    # Test files may list more cases than that; a module of the product that is longer has two reasons to exist.
+    long = [p for p in MODULES if p not in TEST_FILES and len(p.read_text().splitlines()) >= MAX_LINES]
     assert _shown(long) == []
 
 
