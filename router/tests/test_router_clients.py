@@ -10,7 +10,7 @@ import grpc
 import httpx
 import openai
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from aerostat.v1 import inference_pb2 as pb
@@ -136,11 +136,15 @@ async def test_a_cancelled_grpc_stream_aborts_the_engine_s_call() -> None:
 
 async def test_grpc_has_health_and_reflection() -> None:
     async with served() as (app, _), grpc.aio.insecure_channel(f"127.0.0.1:{app.grpc_port}") as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
         await eventually(lambda: why_not_ready(app.catalog, app.fleet, is_draining=False) is None, "ready")
         request = health_pb2.HealthCheckRequest(service="readiness")
         for _ in range(100):  # readiness is published once a heartbeat
-            told = await health.Check(request)
+            told = await check(request)
             if told.status == health_pb2.HealthCheckResponse.SERVING:
                 break
             await asyncio.sleep(0.05)

@@ -71,10 +71,9 @@ def rank(call: CallView, candidates: Sequence[Candidate], holdings: Holdings) ->
     ranked = []
     for candidate in candidates:
         engine, load = candidate.engine, candidate.load
-        timing, name = engine.timing, engine.instance.name
-        per_token = timing.prefill.per_unit
+        name, per_token, per_sequence = engine.place, engine.prefill_per_token, engine.decode_per_sequence
         batch = engine.running + load.n_calls + 1
-        step = timing.decode.per_unit[batch.bit_length()] * batch if batch > 1 else timing.decode.per_unit[1]
+        step = per_sequence[batch.bit_length()] * batch if batch > 1 else per_sequence[1]
         total = engine.queue_seconds + load.seconds + n_output * step
         tier = tier_on(held[name], engine.epoch) if name in held else missing
         if tier is device:

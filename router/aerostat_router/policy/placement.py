@@ -7,6 +7,7 @@ has the model), wake (the call was held while the model was opened), spill (anot
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from aerostat_core.defaults import STALE_AFTER
 from aerostat_core.ids import Epoch, NamespacedName, Seconds
@@ -35,8 +36,7 @@ class Discard(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(NamedTuple):
     """`needs_check`: the agent is silent, so the engine is asked for its health before the lease is trusted."""
 
     candidate: Candidate
@@ -74,8 +74,7 @@ Placement = Send | Wake | Nothing
 Excluded = Collection[tuple[NamespacedName, Epoch]]  # engine runs that failed this call already
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Situation(NamedTuple):
     """What a placement depends on beside the candidates. `n_calls` is asked for only when a new replica is considered."""
 
     now: Seconds

@@ -7,6 +7,7 @@ candidates costs tens of microseconds, not milliseconds. `Candidate` and `Load` 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from aerostat_core.ids import Bytes, Epoch, LeaseId, NamespacedName, Seconds, SessionKey
 from aerostat_core.latency import LatencyProfile
@@ -78,11 +79,17 @@ class EngineView:
     # Derived: asked for once per candidate and decision.
     can_serve: bool = field(init=False)
     takes_calls: bool = field(init=False)
+    place: str = field(init=False)  # the instance's name alone, whose hash Python keeps
+    prefill_per_token: tuple[Seconds, ...] = field(init=False, repr=False, compare=False)
+    decode_per_sequence: tuple[Seconds, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         can_serve = self.state is EngineState.OPEN and self.port > 0
         object.__setattr__(self, "can_serve", can_serve)
         object.__setattr__(self, "takes_calls", can_serve and not self.is_draining)
+        object.__setattr__(self, "place", self.instance.name)
+        object.__setattr__(self, "prefill_per_token", self.timing.prefill.per_unit)
+        object.__setattr__(self, "decode_per_sequence", self.timing.decode.per_unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +131,8 @@ class SessionView:
     finished_at: Seconds = 0.0  # since 1970
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallView:
-    """A call as far as placing it needs; token counts are estimates."""
+class CallView(NamedTuple):
+    """A call as far as placing it needs; token counts are estimates. A named tuple, since one is made per decision."""
 
     model: NamespacedName
     session: SessionKey | None
