@@ -23,7 +23,7 @@ from aerostat_runtime.cluster.port import Kind, Note
 NOTE_LIMIT: Final[Seconds] = 5.0
 REPEAT_AFTER: Final[Seconds] = 60.0  # the same note sooner than this is counted only, and told with the next
 _N_REMEMBERED: Final = 1024
-_MAX_TEXT: Final = 1024  # what the API takes
+_MAX_TEXT: Final = 1024  # bytes that the API takes
 _log = logging.getLogger(__name__)
 
 
@@ -94,8 +94,13 @@ class EventRecorder:
             "type": "Warning" if note.warning else "Normal",
             "reason": note.reason[:128],
             "action": note.reason[:128],
-            "note": note.message if len(note.message) <= _MAX_TEXT else note.message[: _MAX_TEXT - 1] + "…",
+            "note": _shortened(note.message),
             "regarding": regarding,
             "reportingController": f"aerostat.dev/{self._component}",
             "reportingInstance": self._instance[:128],
         }
+
+
+def _shortened(text: str) -> str:
+    data, end = text.encode(), "…"
+    return text if len(data) <= _MAX_TEXT else data[: _MAX_TEXT - len(end.encode())].decode(errors="ignore") + end

@@ -121,9 +121,14 @@ class ApiServer:
     # ------------------------------------------------------------ use
 
     def call(self, method: str, path: str, body: Any = None, *, content_type: str = "application/json") -> dict[str, Any]:
-        """As admin. Raises httpx.HTTPStatusError."""
+        """As admin, once more where the server asks to come back. Raises httpx.HTTPStatusError."""
         data = None if body is None else json.dumps(body).encode()
-        answer = self._http().request(method, path, content=data, headers={"content-type": content_type})
+
+        def answered() -> httpx.Response | None:
+            answer = self._http().request(method, path, content=data, headers={"content-type": content_type})
+            return None if answer.status_code == httpx.codes.TOO_MANY_REQUESTS else answer
+
+        answer = wait_for(answered, f"the API server answers {method} {path}", limit=READY_LIMIT)
         answer.raise_for_status()
         result: dict[str, Any] = answer.json()
         return result
@@ -143,7 +148,8 @@ class ApiServer:
         """The CRDs of this tree, served when it returns."""
         self.kubectl("apply", "--server-side", "--filename", str(CRDS))
         self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "-l", "app.kubernetes.io/part-of=aerostat")
-        wait_for(self._serves_our_kinds, "the kinds of the CRDs are served", limit=READY_LIMIT)
+        for kind in _KINDS:  # established comes before the storage, which is made when it is first asked for
+            self.call("GET", f"{_API}/{kind}")
 
     def clear(self) -> None:
         """Delete all objects of our kinds."""
@@ -177,10 +183,6 @@ class ApiServer:
 
     def _wait_until_ready(self) -> None:
         wait_for(self.is_ready, f"the API server is ready; see {self.folder}/apiserver.log", limit=READY_LIMIT)
-
-    def _serves_our_kinds(self) -> bool:
-        """Established comes before the server can really list them: until then it says `too many requests`."""
-        return all(self._http().get(f"{_API}/{kind}").is_success for kind in _KINDS)
 
     def _put(self, path: str, api_version: str, kind: str, content: dict[str, Any]) -> None:
         body = {"apiVersion": api_version, "kind": kind, "metadata": {"name": path.rpartition("/")[2]}, **content}
