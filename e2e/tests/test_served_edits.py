@@ -37,9 +37,9 @@ def test_the_life_of_a_folder(standalone: Standalone, tiny_models: Mapping[str, 
     standalone.send(signal.SIGINT)
     assert standalone.wait() == 0
     assert standalone.survivors() == []
-    assert shared_memory() == before
     assert list(standalone.runtime.glob("aerostat-*/*")) == []
     assert standalone.said.endswith("stopped\n")
+    assert shared_memory() <= before
 
 
 def a_missing_slo_is_named_and_heals(served: Standalone) -> None:

@@ -58,8 +58,8 @@ def test_the_life_of_one_run(standalone: Standalone, tiny_models: Mapping[str, P
     standalone.send(signal.SIGKILL)
     standalone.wait()
     wait_for(lambda: not standalone.survivors(), "all children end with a killed parent", limit=20)
-    assert shared_memory() == before
     assert "no `aerostat up" in failing_get(standalone)
+    assert shared_memory() <= before
 
 
 def agent_dies_and_no_stream_breaks(served: Standalone, whole: str) -> None:

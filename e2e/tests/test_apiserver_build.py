@@ -1,0 +1,122 @@
+"""The builder of Kubernetes' programs, with a Go that only pretends: once for all who ask, resumed, and loud when it fails."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aerostat_testing.kubernetes import build
+from aerostat_testing.kubernetes.build import LATEST, OLDEST, BuildError, programs
+
+pytestmark = pytest.mark.cpu
+
+# Writes down each build, and takes as long as the file `slow` says.
+FAKE_GO = """#!/bin/sh
+here=$(dirname "$0")
+case $1 in
+list) echo one; echo two; exit ;;
+esac
+echo "$PWD" >>"$here/builds"
+sleep "$(cat "$here/slow")"
+[ ! -f "$here/broken" ] || { echo "undefined: everything"; exit 1; }
+while [ "$1" != -o ]; do shift; done
+case $PWD in
+*etcd) names=server ;;
+*) names="kube-apiserver kube-controller-manager kubectl" ;;
+esac
+for name in $names; do echo "$PWD" >"$2$name"; done
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the pretended Go."""
+    folder = tmp_path / "go"
+    folder.mkdir()
+    (folder / "go").write_text(FAKE_GO)
+    (folder / "go").chmod(0o755)
+    (folder / "slow").write_text("0")
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def n_builds(go: Path) -> int:
+    return len((go / "builds").read_text().splitlines())
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def test_what_is_built_is_kept_by_version(go: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = programs(cache=tmp_path / "cache", say=said.append)
+    assert first.version.startswith(f"{LATEST}.")
+    assert first.kubernetes == tmp_path / "cache/kubernetes" / first.version
+    assert all(p.is_file() for p in (first.apiserver, first.controller_manager, first.kubectl, first.etcd_server))
+    assert any("built in" in line for line in said)
+    assert programs(cache=tmp_path / "cache", say=said.append) == first
+    assert n_builds(go) == 2, "Kubernetes and etcd, once each"
+    oldest = programs(OLDEST, cache=tmp_path / "cache", say=silent)
+    assert oldest.etcd == first.etcd
+    assert n_builds(go) == 3
+
+
+def test_other_sources_of_the_same_version_are_built_anew(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "sources"
+    shutil.copytree(build.SOURCES, sources)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    programs(cache=tmp_path / "cache", say=silent)
+    with (sources / "etcd/go.sum").open("a") as file:
+        file.write("\n")
+    programs(cache=tmp_path / "cache", say=silent)
+    assert n_builds(go) == 3
+
+
+def test_of_several_that_ask_at_once_one_builds(go: Path, tmp_path: Path) -> None:
+    (go / "slow").write_text("0.5")
+    command = [sys.executable, "-m", "aerostat_testing.kubernetes.build", "--cache", str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate(timeout=60)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert all("kubernetes 1." in text for text in told)
+    assert n_builds(go) == 2
+
+
+def test_a_build_that_was_killed_leaves_nothing_that_counts(go: Path, tmp_path: Path) -> None:
+    (go / "slow").write_text("60")
+    command = [sys.executable, "-m", "aerostat_testing.kubernetes.build", "--cache", str(tmp_path / "cache")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert "fetching sources" in process.stderr.readline()
+        while not (go / "builds").exists():
+            assert process.poll() is None
+        subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=True, timeout=10)
+    (go / "slow").write_text("0")
+    assert programs(cache=tmp_path / "cache", say=silent).apiserver.is_file()
+
+
+def test_a_failure_says_what_the_compiler_said(go: Path, tmp_path: Path) -> None:
+    (go / "broken").touch()
+    with pytest.raises(BuildError, match="undefined: everything"):
+        programs(cache=tmp_path / "cache", say=silent)
+    (go / "broken").unlink()
+    assert programs(cache=tmp_path / "cache", say=silent).apiserver.is_file()
+
+
+def test_without_go_it_says_what_to_install(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="install Go"):
+        programs(cache=tmp_path / "cache", say=silent)
+
+
+def test_an_unknown_version_names_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=rf"there are {OLDEST}, {LATEST}"):
+        programs("1.2", cache=tmp_path, say=silent)
+
+
+def test_sources_are_pinned_by_hash() -> None:
+    for module in ("etcd", f"kubernetes-{LATEST}", f"kubernetes-{OLDEST}"):
+        assert (build.SOURCES / module / "go.sum").stat().st_size > 10_000
