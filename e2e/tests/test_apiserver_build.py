@@ -9,6 +9,7 @@ import pytest
 
 from aerostat_testing.kubernetes import build
 from aerostat_testing.kubernetes.build import LATEST, OLDEST, BuildError, programs
+from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cpu
 
@@ -91,8 +92,7 @@ def test_a_build_that_was_killed_leaves_nothing_that_counts(go: Path, tmp_path: 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         assert "fetching sources" in process.stderr.readline()
-        while not (go / "builds").exists():
-            assert process.poll() is None
+        wait_for(lambda: (go / "builds").exists(), "it compiles")
         subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=True, timeout=10)
     (go / "slow").write_text("0")
     assert programs(cache=tmp_path / "cache", say=silent).apiserver.is_file()

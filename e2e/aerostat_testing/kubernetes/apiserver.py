@@ -108,8 +108,9 @@ class ApiServer:
         if process is None or process.poll() is not None:
             raise AssertionError(f"the API server is not running; {self.folder}/apiserver.log ends:\n{self._log_end()}")
         try:
-            return self._http().get("/readyz", timeout=1.0).status_code == httpx.codes.OK
-        except (httpx.TransportError, FileNotFoundError):  # its certificate is not there yet
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # its certificate is whole from then on
+            return self._http().get("/readyz", timeout=1.0).is_success
+        except (httpx.TransportError, OSError):
             return False
 
     def run_controllers(self) -> None:

@@ -1,27 +1,29 @@
-"""Fixtures: one API server for a whole run, with our CRDs; a namespace for each test. Mark such tests `cluster`."""
+"""Fixtures: one API server for a whole run, with our CRDs; a namespace for each test. Mark such tests `cluster`.
+
+`pytest -m cluster --kubernetes-minor 1.34` runs them against another version.
+"""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.kubernetes.build import LATEST, programs
 
+_OPTION = "--kubernetes-minor"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_OPTION, default=LATEST, help=f"Kubernetes that tests marked `cluster` run against (default: {LATEST})")
+
 
 @pytest.fixture(scope="session")
-def kubernetes_minor(request: pytest.FixtureRequest) -> str:
-    """The minor version to run; a test module that wants others parametrises it, indirectly."""
-    return str(getattr(request, "param", LATEST))
-
-
-@pytest.fixture(scope="session")
-def apiserver(request: pytest.FixtureRequest, kubernetes_minor: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def apiserver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """An API server that has our CRDs; its programs are built first where they are missing, and it says so."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        found = programs(kubernetes_minor)
-    with ApiServer(_short(tmp_path_factory), found) as server:
+        found = programs(request.config.getoption(_OPTION))
+    with ApiServer(tmp_path_factory.mktemp("apiserver"), found) as server:
         server.install_crds()
         yield server
 
@@ -30,7 +32,3 @@ def apiserver(request: pytest.FixtureRequest, kubernetes_minor: str, tmp_path_fa
 def namespace(apiserver: ApiServer) -> str:
     """A fresh namespace."""
     return apiserver.create_namespace()
-
-
-def _short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("apiserver")
