@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from kubernetes_asyncio.config import incluster_config
 
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import NamespacedName
@@ -202,6 +204,23 @@ async def test_what_a_role_does_not_allow_is_told_by_verb_and_resource(apiserver
             assert caught.value.reason == "Forbidden"
             assert f"system:serviceaccount:{namespace}:reader" in caught.value.message
         await cluster.note(Note(kind=Kind.SLO, name=NamespacedName(namespace, "a"), reason="Dropped", message="best effort"))
+
+
+async def test_a_pod_is_its_service_account(apiserver: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [{"apiGroups": ["aerostat.dev"], "resources": ["slos"], "verbs": ["list"]}]
+    config = yaml.safe_load(apiserver.kubeconfig_for(NamespacedName(namespace, "pod"), rules).read_text())
+    (tmp_path / "token").write_text(config["users"][0]["user"]["token"])
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", config["clusters"][0]["cluster"]["certificate-authority"])
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(apiserver.port))
+    cluster = open_cluster(f"kubernetes:?namespace={namespace}")
+    try:
+        assert await cluster.list(Kind.SLO) == []
+        with pytest.raises(RefusedError, match=f"system:serviceaccount:{namespace}:pod"):
+            await cluster.list(Kind.MODEL)
+    finally:
+        await cluster.close()
 
 
 async def test_each_manager_owns_what_it_applies(apiserver: ApiServer, namespace: str) -> None:

@@ -184,15 +184,27 @@ async def test_credentials_that_are_not_accepted_are_read_anew(tmp_path: Path) -
     async with scripted(tmp_path) as (server, connection):
 
         async def by_token(request: web.Request) -> web.StreamResponse:
-            return await (GOOD if request.headers["Authorization"] == "Bearer t1" else says(401, {"message": "Unauthorized"}))(request)
+            return await (GOOD if request.headers["Authorization"] == f"Bearer {valid}" else says(401, {"message": "Unauthorized"}))(
+                request
+            )
 
         server.answers(by_token)
-        kubeconfig(tmp_path, server.url, token="t1")
-        assert await connection.call(GET) == {"fine": True}
-        kubeconfig(tmp_path, server.url, token="t2")
-        await connection.close()
+        for valid in ("t0", "t1", "t2"):
+            kubeconfig(tmp_path, server.url, token=valid)
+            assert await connection.call(GET) == {"fine": True}
+        valid = "another"
         with pytest.raises(RefusedError, match="renew the credentials"):
             await connection.call(GET)
+
+
+async def test_a_closed_connection_stays_closed(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as (server, connection):
+        server.answers(says(503, {}))
+        waiting = asyncio.create_task(connection.call(GET))
+        await asyncio.sleep(0.2)
+        await connection.close()
+        with pytest.raises(PermanentError, match="was closed"):
+            await waiting
 
 
 async def test_a_stream_gives_lines_and_notices_a_torn_one(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class KubernetesCluster:
             finally:
                 for task in (following, closing):
                     task.cancel()
-                await asyncio.wait({following, closing})
+                await asyncio.gather(following, closing, return_exceptions=True)
 
     async def apply(self, resource: Resource) -> Resource:
         kind = _kind_of(resource)

@@ -121,6 +121,7 @@ class Connection:
         self._user_agent = user_agent
         self._client: ApiClient | None = None
         self._opening = asyncio.Lock()
+        self._is_closed = False
 
     async def call(self, request: Request, *, at_once: tuple[type[AerostatError], ...] = ()) -> Resource:
         """Within CALL_LIMIT."""
@@ -142,8 +143,6 @@ class Connection:
                 doubted = True
                 failure = error
                 wait = backoff.next()
-                if error.reason == "Unauthorized":
-                    await self._forget_credentials()
             if asyncio.get_running_loop().time() + wait > deadline:
                 raise failure
             await asyncio.sleep(wait)
@@ -165,9 +164,8 @@ class Connection:
                 yield orjson.loads(line)
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        self._is_closed = True
+        await self._drop_client()
 
     @asynccontextmanager
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -185,6 +183,8 @@ class Connection:
                 _request_timeout=limits,
             )
             async with response:
+                if response.status == 401:  # plugins and token files give others from time to time: the next try reads them
+                    await self._drop_client()
                 if response.status >= 300:
                     raise error_of(
                         response.status,
@@ -206,15 +206,17 @@ class Connection:
 
     async def _opened(self) -> ApiClient:
         async with self._opening:
+            if self._is_closed:
+                raise PermanentError("Closed", "this connection to the API server was closed: open another")
             if self._client is None:
                 self._client = ApiClient(await self._target.configuration())
                 self._client.user_agent = self._user_agent
             return self._client
 
-    async def _forget_credentials(self) -> None:
-        """Read them anew for the next call: plugins and token files give others from time to time."""
-        _log.info("the API server does not accept our credentials: reading them anew")
-        await self.close()
+    async def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     async def _is_ready(self) -> bool:
         request = Request(what="get /readyz", method="GET", path="/readyz")

@@ -67,7 +67,7 @@ class Watch:
         synced = False
         while True:
             try:
-                resources, self._version = await list_all(self._api, self._kind, self._path)
+                resources, self._version = await list_all(self._api, self._kind, self._path, patient=not synced)
             except TemporaryError as error:
                 await self._pause(error)
                 continue

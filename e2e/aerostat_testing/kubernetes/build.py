@@ -24,9 +24,9 @@ from typing import Final
 
 from aerostat_core.ids import Seconds
 
-# What we run against in every test, and the oldest that we support: the oldest that the large managed offers still serve.
-# All that we ask of a cluster is in it as stable: CEL rules with quantities and fieldPath, strict field validation,
-# server-side apply, ValidatingAdmissionPolicy, the node's name in a ServiceAccount's token.
+# What every test runs against, and the oldest that we support. Upstream maintains the newest three minors, and clusters
+# lag by one. All that we ask for has been stable two minors before that: CEL rules with quantities and fieldPath, strict
+# field validation, server-side apply, ValidatingAdmissionPolicy, and the node's name in a ServiceAccount's token.
 LATEST: Final = "1.37"
 OLDEST: Final = "1.34"
 GO: Final = "go1.27.3"
@@ -89,7 +89,7 @@ class _Module:
 
 
 def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None = None) -> Programs:
-    """The executables, built where they are not there yet: 6 minutes with nothing cached. Raises BuildError."""
+    """The executables, built where they are not there yet: some ten minutes of two cores with nothing cached. Raises BuildError."""
     cache, say = cache or default_cache(), say or _say
     kubernetes, etcd = _kubernetes(minor), _etcd()
     return Programs(version=kubernetes.version, kubernetes=_built(kubernetes, cache, say), etcd=_built(etcd, cache, say))
