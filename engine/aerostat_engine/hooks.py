@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,16 @@ def keep_routing_key(part: Any, batch: Any, index: int) -> None:
     part.routing_key = batch.routing_key
 
 
+def load_snapshot_path(path_of: Callable[[str], str], ipc_name: str) -> str:
+    """AROUND naming the file that SGLang's processes share their load in: in this engine's own folder, which is removed with it.
+
+    In /dev/shm it would outlive every engine that is killed.
+    """
+    return os.path.join(tempfile.gettempdir(), os.path.basename(path_of(ipc_name)))
+
+
 HOOKS: tuple[Hook, ...] = (
+    Hook(target="sglang.srt.managers.load_snapshot.shm_path_for", function=load_snapshot_path, kind=HookType.AROUND),
     Hook(target="sglang.srt.entrypoints.engine._set_envs_and_config", function=fork_children, kind=HookType.AFTER),
     Hook(target=_SCHEDULER + "run_event_loop", function=attach, kind=HookType.BEFORE),
     Hook(target=_SCHEDULER + "get_next_batch_to_run", function=choose_batch, kind=HookType.AROUND),

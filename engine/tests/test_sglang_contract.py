@@ -75,6 +75,7 @@ def test_the_plugin_is_taken_whole(seen: dict[str, Any]) -> None:
 def test_what_we_hook_has_the_signatures_that_we_expect(seen: dict[str, Any]) -> None:
     assert seen["hooked"] == {
         "entrypoints.engine._set_envs_and_config": ["server_args"],
+        "managers.load_snapshot.shm_path_for": ["ipc_name"],
         "managers.scheduler.Scheduler.run_event_loop": ["self"],
         "managers.scheduler.Scheduler.get_next_batch_to_run": ["self", "running_batch", "last_batch"],
         "managers.scheduler.Scheduler.on_idle": ["self"],
