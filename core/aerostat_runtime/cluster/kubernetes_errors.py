@@ -17,6 +17,8 @@ from aerostat_core.ids import Seconds
 from aerostat_runtime.cluster.port import InvalidResourceError, Violation
 
 RETRY_AFTER: Final[Seconds] = 1.0  # for callers, where the server does not say
+_WHOLE_OBJECT: Final = "<nil>"  # what a server calls the field of a rule over the whole object
+_LEFT_OUT: Final = "some validation rules were not checked"  # for what the other violations say; itself none
 
 
 class RefusedError(PermanentError):
@@ -39,8 +41,11 @@ class ExpiredError(TemporaryError):
 
 
 class UnreachableError(TemporaryError):
-    def __init__(self, message: str, *, retry_after: Seconds = RETRY_AFTER) -> None:
-        super().__init__("ApiUnavailable", message, retry_after=retry_after)
+    """`asked`: for how long the server wants to be left alone; 0 where it did not say."""
+
+    def __init__(self, message: str, *, asked: Seconds = 0.0) -> None:
+        super().__init__("ApiUnavailable", message, retry_after=asked or RETRY_AFTER)
+        self.asked = asked
 
 
 class InternalError(TemporaryError):
@@ -70,13 +75,13 @@ def error_of(code: int, status: Mapping[str, Any], *, what: str, retry_after: st
         case 410:
             return ExpiredError(message)
         case 429 | 503:
-            return UnreachableError(f"cannot {what} now: {message}", retry_after=_seconds(retry_after))
+            return UnreachableError(f"cannot {what} now: {message}", asked=_seconds(retry_after))
         case 500:
             return InternalError(f"cannot {what}: {message}")
         case _ if code in (405, 413, 415):
             return PermanentError(reason or "Refused", f"cannot {what}: {message}")
         case _:
-            return TemporaryError(reason or f"Http{code}", f"cannot {what}: {message}", retry_after=_seconds(retry_after))
+            return TemporaryError(reason or f"Http{code}", f"cannot {what}: {message}", retry_after=RETRY_AFTER)
 
 
 def _invalid(message: str, status: Mapping[str, Any]) -> InvalidResourceError:
@@ -85,9 +90,9 @@ def _invalid(message: str, status: Mapping[str, Any]) -> InvalidResourceError:
     if [path for path, _ in found] == ["patch"]:  # the whole object, and then what is wrong with it
         message = found[0][1].rpartition('}": ')[2]
         return InvalidResourceError(message, (Violation("", message),))
-    # The path that is not one says that rules were left out for what the others say.
-    return InvalidResourceError(message, tuple(Violation(path, text) for path, text in found if path != "<nil>"))
+    violations = tuple(Violation("" if path == _WHOLE_OBJECT else path, text) for path, text in found if _LEFT_OUT not in text)
+    return InvalidResourceError(message.replace(f"{_WHOLE_OBJECT}: ", ""), violations)
 
 
 def _seconds(retry_after: str | None) -> Seconds:
-    return float(retry_after) if retry_after and retry_after.isdecimal() else RETRY_AFTER
+    return float(retry_after) if retry_after and retry_after.isdecimal() else 0.0

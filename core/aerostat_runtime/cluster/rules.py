@@ -41,8 +41,8 @@ def broken_rules(structural: Schema, value: Any, old: Any) -> Iterator[Violation
             failure = _failure(rule, part, before)
             if failure is not None:
                 where = written(path) + rule.get("fieldPath", "")
-                shown = '"object"' if isinstance(part, dict) else '"array"' if isinstance(part, list) else _shown(part)
-                yield Violation(where, f"Invalid value: {shown}: {failure}")
+                shown = "" if isinstance(part, dict | list) else f"{_shown(part)}: "
+                yield Violation(where, f"Invalid value: {shown}{failure}")
 
 
 def _failure(rule: Schema, part: Any, before: Any) -> str | None:
