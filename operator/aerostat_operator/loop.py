@@ -1,21 +1,20 @@
 """The operator's life: watches feed a mirror and a queue, one worker reconciles, until it is told to stop.
 
-`aerostat up` runs it in its own process; in a cluster kopf's handlers feed the same queue.
+`aerostat up` runs it in its own process. In a cluster kopf's handlers feed the same mirror and queue, and `work` runs in
+the replica that holds the lease (`replica`).
 """
 
 import asyncio
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aerostat_core.clock import Clock
 from aerostat_core.defaults import STATUS_FIGURES_EVERY
 from aerostat_core.ids import Seconds
 from aerostat_operator.mirror import Mirror
-from aerostat_operator.reconcile import Reconciler
+from aerostat_operator.reconcile import Outcome, Reconciler
 from aerostat_operator.work_queue import WorkQueue
 from aerostat_runtime.cluster.port import Cluster, Kind
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +32,33 @@ async def run_operator(cluster: Cluster, clock: Clock, *, stop: asyncio.Event, s
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(_watch(cluster, kind, mirror, queue), name=f"watch {kind}") for kind in Kind]
         stopper = tasks.create_task(_close_on(stop, queue), name="stop operator")
-        await _work(reconciler, mirror, queue, settings)
+        await work(reconciler, mirror, queue, resync=settings.resync)
         for task in (*watches, stopper):
             task.cancel()
 
 
-async def _work(reconciler: Reconciler, mirror: Mirror, queue: WorkQueue, settings: OperatorSettings) -> None:
-    queue.wake_in(settings.resync)
+def _unobserved(outcome: Outcome) -> None:
+    """Where nobody counts."""
+
+
+async def work(
+    reconciler: Reconciler,
+    mirror: Mirror,
+    queue: WorkQueue,
+    *,
+    resync: Seconds,
+    settle: Callable[[Outcome], None] = _unobserved,
+) -> None:
+    """Reconciles until the queue is closed; the run under way is finished. `settle` is told what each run came to."""
+    queue.wake_in(resync)
     while (changed := await queue.take()) is not None:
         if not mirror.is_synced:
             continue  # what is not here yet might exist: nothing may be concluded from that
         if not changed:
             mirror.forget_own_statuses()
-        retry = await reconciler.reconcile()
-        queue.wake_in(settings.resync if retry is None else min(retry, settings.resync))
+        outcome = await reconciler.reconcile()
+        settle(outcome)
+        queue.wake_in(resync if outcome.retry is None else min(outcome.retry, resync))
 
 
 async def _watch(cluster: Cluster, kind: Kind, mirror: Mirror, queue: WorkQueue) -> None:

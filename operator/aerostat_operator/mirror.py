@@ -1,6 +1,7 @@
 """What the cluster holds, as far as watches and our own writes told: a plan needs no list call."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource, name_of
@@ -16,6 +17,7 @@ class Mirror:
         self._objects: dict[Key, Resource] = {}
         self._own_statuses: dict[Key, Resource] = {}  # nobody else writes the status of a Model, Pool or SLO
         self._synced: set[Kind] = set()
+        self._removed: set[Key] | None = None  # what goes while a list is under way, which may still have it
 
     @property
     def is_synced(self) -> bool:
@@ -43,6 +45,41 @@ class Mirror:
         self._objects[key] = event.resource
         return key
 
+    @contextmanager
+    def listing(self, kind: Kind) -> Iterator[Callable[[Sequence[Resource]], list[Key]]]:
+        """While a list is under way. What is called with its answer takes it in and gives the keys of what is different now.
+
+        What a watch or a write of ours told meanwhile is newer than the answer.
+        """
+        before = {key: resource for key, resource in self._objects.items() if key[0] is kind}
+        self._removed = set()
+
+        def take(resources: Sequence[Resource]) -> list[Key]:
+            removed = self._removed or set()
+            there = {(kind, name_of(resource)) for resource in resources}
+            gone = [key for key, resource in before.items() if key not in there and self._remove(key, resource)]
+            events = [WatchEvent(Change.ADDED, kind, resource) for resource in resources if (kind, name_of(resource)) not in removed]
+            news = [event for event in events if not self._has(event)]
+            changed = [key for event in news if (key := self.observe(event)) is not None]
+            self._synced.add(kind)
+            return [*gone, *changed]
+
+        try:
+            yield take
+        finally:
+            self._removed = None
+
+    def _has(self, event: WatchEvent) -> bool:
+        """Exactly this version of it."""
+        assert event.resource is not None, "an object is listed"
+        present = self._objects.get((event.kind, name_of(event.resource)))
+        return present is not None and present["metadata"]["resourceVersion"] == event.resource["metadata"]["resourceVersion"]
+
+    def version_of(self, key: Key) -> str | None:
+        """None: it is not there."""
+        present = self._objects.get(key)
+        return None if present is None else str(present["metadata"]["resourceVersion"])
+
     def applied(self, kind: Kind, resource: Resource) -> None:
         self._objects[kind, name_of(resource)] = resource
 
@@ -50,6 +87,8 @@ class Mirror:
         self._own_statuses[key] = status
 
     def removed(self, key: Key) -> None:
+        if self._removed is not None and key in self._objects:
+            self._removed.add(key)
         self._objects.pop(key, None)
         self._own_statuses.pop(key, None)
 

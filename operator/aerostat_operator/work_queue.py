@@ -19,6 +19,10 @@ class WorkQueue:
         self._closed = False
         self._changed = asyncio.Event()
 
+    def __len__(self) -> int:
+        """Keys that wait."""
+        return len(self._dirty)
+
     def add(self, key: Key) -> None:
         self._dirty.add(key)
         self._changed.set()

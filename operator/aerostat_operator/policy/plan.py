@@ -19,7 +19,7 @@ from aerostat_operator.policy.world import InstanceView, Learned, World, learn_f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`obsolete` Instances are deleted. `reasons`: one line for each change of placement, by pool."""
+    """`obsolete` Instances are deleted. `reasons`: one line for each change of placement, by pool. `pressures`: KVPR by Instance."""
 
     instances: tuple[InstanceSpec, ...]
     obsolete: tuple[NamespacedName, ...]
@@ -29,6 +29,7 @@ class Plan:
     invalid: tuple[InvalidStatus, ...]
     learned: Learned
     reasons: Mapping[NamespacedName, tuple[str, ...]]
+    pressures: Mapping[NamespacedName, float]
 
 
 def plan(world: World, learned: Learned, *, now: Seconds, url: str) -> Plan:
@@ -47,6 +48,7 @@ def plan(world: World, learned: Learned, *, now: Seconds, url: str) -> Plan:
         invalid=_invalid_statuses(world, now),
         learned=_learned(learned, pools, verdicts),
         reasons={name: p.placements.reasons for name, p in pools.items() if p.placements.reasons},
+        pressures={pool.sibling(i): pressure for pool, p in pools.items() for i, pressure in p.placements.pressure.items()},
     )
 
 
