@@ -220,7 +220,7 @@ class InstanceModelStatus:
     message: str
     progress: str = ""
     weights_bytes: Bytes | None = None
-    reserve_bytes: Bytes | None = None
+    reserve_bytes: Bytes | None = None  # measured, per device; None: the spec's counts
     kv_bytes_per_token: Bytes | None = None
     tokens_per_second: float | None = None  # over 60 s
     requests_per_second: float | None = None  # over 60 s

@@ -44,6 +44,7 @@ class AgentEnd:
     """An `EngineListener` that welcomes one epoch and remembers what it heard."""
 
     hellos: list[Hello] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)  # of the hellos
     events: list[EngineEvent] = field(default_factory=list)
     n_lost: int = 0
 
@@ -51,6 +52,7 @@ class AgentEnd:
         if (who.key, who.epoch) != (KEY, EPOCH):
             return f"expected {KEY}, epoch {EPOCH}"
         self.hellos.append(hello)
+        self.ranks.append(who.rank)
         return ""
 
     def on_event(self, who: Identity, event: EngineEvent) -> None:
@@ -128,7 +130,7 @@ async def prepare(command: Sequence[str], uri: str, cache: Path) -> PreparedMode
 
 @asynccontextmanager
 async def engine_under_test(
-    command: Sequence[str], model: PreparedModel, folder: Path, *, start_limit: Seconds
+    command: Sequence[str], model: PreparedModel, folder: Path, *, start_limit: Seconds, tensor_parallel: int = 1
 ) -> AsyncIterator[EngineUnderTest]:
     """Started, linked to an agent's end, idle. `folder` has a short path. Afterwards nobody of its session lives."""
     spec = EngineLaunch(
@@ -142,6 +144,7 @@ async def engine_under_test(
         run_dir=str(folder),
         agent_socket=str(folder / "agent.sock"),
         dtype=model.dtype,
+        tensor_parallel=tensor_parallel,
     )
     keys = secrets.token_urlsafe(), secrets.token_urlsafe()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=start_limit)) as http:

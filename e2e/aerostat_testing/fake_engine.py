@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
@@ -190,11 +191,13 @@ async def _tokens(state: _State, prompt: list[int], n: int, session: str | None)
     state.boundary()
     n_cached = _cached_tokens(state, prompt)
     tokens = list(prompt)
+    arrived_at, first_at = time.monotonic(), None
     try:
         for _ in range(n):
             await asyncio.sleep(state.model.token_seconds)
             token = 0 if state.model.wrong_tokens else next_token(tokens)
             tokens.append(token)
+            first_at = first_at or time.monotonic()
             yield token
     finally:
         state.running -= 1
@@ -206,6 +209,9 @@ async def _tokens(state: _State, prompt: list[int], n: int, session: str | None)
         n_output = len(tokens) - len(prompt)
         turn = pb.Finished(session=session or "", handle=handle, n_prompt_tokens=len(prompt), n_output_tokens=n_output)
         turn.n_cached_tokens = n_cached
+        turn.seconds = time.monotonic() - arrived_at
+        if first_at is not None:
+            turn.first_token_seconds = first_at - arrived_at
         turn.reason = "length" if n_output == n else "abort"
         state.report(finished=turn)
         state.report(profile=pb.ProfilePoint(phase=pb.ProfilePoint.PREFILL, n_new_tokens=max(len(prompt) - n_cached, 1), seconds=0.001))

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError
 
 from aerostat_core.ids import Seconds
-from aerostat_engine.reports import Report
+from aerostat_engine.reports import Report, Unhealthy
 from aerostat_engine.wire import FromAgent, Identity, Welcome, Word, read_agent_frame, report_frame
 from aerostat_runtime.framing import FrameDecoder, FramingError, encode
 
 RECONNECT: Seconds = 0.2
+CHECK_EVERY: Seconds = 5.0
 _SEND_TIMEOUT: Seconds = 5.0
 _MAX_OUTBOX = 1024
 _MAX_MAILBOX = 256
@@ -32,13 +33,26 @@ _log = logging.getLogger(__name__)
 
 
 class AgentLink:
-    """`hello` makes the first frame of each connection; `refused` is called, on this thread, with the agent's reason to refuse us."""
+    """`hello` makes the first frame of each connection; `refused` is called, on this thread, with the agent's reason to refuse us.
 
-    def __init__(self, path: str, identity: Identity, hello: Callable[[], bytes], refused: Callable[[str], None]) -> None:
+    `trouble` says what is wrong with the scheduler, None while all is well; asked every `check_every` seconds, told once a link.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        identity: Identity,
+        hello: Callable[[], bytes],
+        refused: Callable[[str], None],
+        trouble: Callable[[], str | None],
+        check_every: Seconds = CHECK_EVERY,
+    ) -> None:
         self._path = path
         self._identity = identity
         self._hello = hello
         self._refused = refused
+        self._trouble = trouble
+        self._check_every = check_every
         self._outbox: deque[Report] = deque(maxlen=_MAX_OUTBOX)
         self._mailbox: deque[Word] = deque(maxlen=_MAX_MAILBOX)
         self._agent_epoch = 0
@@ -100,8 +114,9 @@ class AgentLink:
         poller.register(sock, select.POLLIN)
         poller.register(self._has_reports, select.POLLIN)
         self._flush(sock)
+        is_told = False
         while not self._is_closing:
-            for fd, _ in poller.poll():
+            for fd, _ in poller.poll(self._check_every * 1000):
                 if fd == self._has_reports:
                     self._flush(sock)
                 else:
@@ -110,6 +125,9 @@ class AgentLink:
                         raise ConnectionResetError("the agent closed the link")
                     for payload in decoder.feed(data):
                         self._receive(read_agent_frame(payload))
+            if not is_told and (why := self._trouble()) is not None:
+                sock.sendall(encode(report_frame(self._identity, Unhealthy(why=why))))
+                is_told = True
 
     def _flush(self, sock: socket.socket) -> None:
         _clear(self._has_reports)

@@ -9,18 +9,20 @@ import os
 import signal
 import time
 from array import array
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
 from sglang.srt.managers.utils import is_health_check_generate_req
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.runtime_context import attention_backends, get_parallel
+from sglang.srt.runtime_context import attention_backends, get_device, get_parallel
 
 from aerostat_core.engine_launch import EngineLaunch
 from aerostat_core.ids import Seconds
 from aerostat_engine.agent_link import AgentLink
 from aerostat_engine.reports import Boundary, EngineFacts, Finished, Missing, Phase, Prefix, Step, Tokens
 from aerostat_engine.sessions import DeviceSessions
+from aerostat_engine.stall_watch import StallWatch
 from aerostat_engine.step_profile import StepProfile
 from aerostat_engine.wire import Identity, Word, hello_frame
 
@@ -28,6 +30,7 @@ BOUNDARY_EVERY: Final[Seconds] = 0.05
 CHECKS_PER_BOUNDARY: Final = 16
 CHECKS_PER_IDLE: Final = 256
 STALL_POLL_MS: Final = 5
+STALL_SHARE: Final = 0.5  # of the time after which SGLang's watchdog kills the engine without a word to the agent
 
 
 class Attachment:
@@ -38,13 +41,18 @@ class Attachment:
         self._rank = int(get_parallel().tp_rank)
         self._sessions = DeviceSessions()
         self._profile = StepProfile()
+        self._stall = StallWatch(limit=STALL_SHARE * float(get_device().watchdog_timeout))
         self._reported: Boundary | None = None
         self._reported_at: Seconds = 0.0
         self._last_token_at: Seconds = time.monotonic()
         identity = Identity(instance=launch.instance, model=launch.model, engine_epoch=launch.epoch, rank=self._rank)
         facts = engine_facts(scheduler)
         self._link = AgentLink(
-            launch.agent_socket, identity, hello=lambda: hello_frame(identity, facts, self._sessions.snapshot()), refused=_end_engine
+            launch.agent_socket,
+            identity,
+            hello=lambda: hello_frame(identity, facts, self._sessions.snapshot()),
+            refused=_end_engine,
+            trouble=lambda: self._stall.trouble(time.monotonic()),
         )
         if scheduler.idle_sleeper is not None:
             scheduler.idle_sleeper.poller.register(self._link.mail_fd, _POLLIN)
@@ -55,6 +63,7 @@ class Attachment:
         if self._rank:
             return
         now = time.monotonic()
+        self._stall.ended()
         point = self._profile.ended(now)
         if point is not None:
             self._link.send(point)
@@ -68,6 +77,7 @@ class Attachment:
         batch = plan.batch_to_run
         if batch is not None:
             self._last_token_at = now
+            self._stall.began(len(batch.reqs), now)
         self._profile.began(_step(batch), now)
         self._report(plan.running_batch, batch, now)
 
@@ -89,6 +99,7 @@ class Attachment:
         whole = self._matched(tokens, request.extra_key) // page_size * page_size
         prefix = Prefix(tokens=tokens[:whole], page_size=page_size)
         session = request.routing_key or ""
+        times = turn_times(request, time.perf_counter())
         self._link.send(
             Finished(
                 session=session,
@@ -98,6 +109,8 @@ class Attachment:
                 n_output_tokens=len(request.output_ids),
                 n_cached_tokens=int(request.cached_tokens),
                 reason=str(request.finished_reason.to_json()["type"]),
+                first_token_seconds=times.first_token,
+                seconds=times.total,
             )
         )
         if session and request.extra_key is None:
@@ -157,6 +170,22 @@ def turn_of(request: Any) -> Tokens[int] | None:
     if not request.finished() or not request.kv.holds_kv or not request.sampling_params.max_new_tokens:
         return None  # without new tokens: SGLang warms the cache for n > 1
     return (array("q", request.origin_input_ids) + array("q", request.output_ids))[: request.owned_kv_len()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTimes:
+    """From the request's arrival at the scheduler."""
+
+    first_token: Seconds | None
+    total: Seconds
+
+
+def turn_times(request: Any, now: Seconds) -> TurnTimes:
+    """SGLang's own stamps. `now` is on their clock, time.perf_counter; a request that was retracted keeps its first first token."""
+    stats = request.time_stats
+    has_first = stats.prefill_finished_time > 0 and len(request.output_ids) > 0
+    first = stats.prefill_finished_time - stats.scheduler_recv_time if has_first else None
+    return TurnTimes(first_token=first, total=now - stats.scheduler_recv_time)
 
 
 def engine_facts(scheduler: Any) -> EngineFacts:

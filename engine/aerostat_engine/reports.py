@@ -44,7 +44,11 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A turn is over. `session` is empty for calls that carried no session key."""
+    """A turn is over. `session` is empty for calls that carried no session key.
+
+    Seconds count from its arrival at the scheduler: queue and computing, nothing of the router, HTTP, the tokenizer or the detokenizer.
+    `first_token_seconds` is None when it ended before its first token.
+    """
 
     session: str
     request_id: str
@@ -53,6 +57,8 @@ class Finished:
     n_output_tokens: int
     n_cached_tokens: int
     reason: str
+    first_token_seconds: Seconds | None
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +100,11 @@ class Missing:
     sessions: tuple[str, ...]
 
 
-Report = Finished | Boundary | ProfilePoint | Missing
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unhealthy:
+    """The scheduler makes no more progress."""
+
+    why: str
+
+
+Report = Finished | Boundary | ProfilePoint | Missing | Unhealthy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aerostat.v1 import agent_pb2 as pb
-from aerostat_engine.reports import Boundary, EngineFacts, Finished, Missing, Phase, Prefix, ProfilePoint, Report
+from aerostat_engine.reports import Boundary, EngineFacts, Finished, Missing, Phase, Prefix, ProfilePoint, Report, Unhealthy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,8 @@ def report_frame(identity: Identity, report: Report) -> bytes:
             return _frame(identity, profile=_profile(report))
         case Missing():
             return _frame(identity, tiers=pb.SessionTiers(missing=report.sessions))
+        case Unhealthy():
+            return _frame(identity, unhealthy=pb.Unhealthy(why=report.why))
 
 
 def read_agent_frame(payload: bytes) -> FromAgent:
@@ -89,9 +91,10 @@ def _frame(
     boundary: pb.Boundary | None = None,
     profile: pb.ProfilePoint | None = None,
     tiers: pb.SessionTiers | None = None,
+    unhealthy: pb.Unhealthy | None = None,
 ) -> bytes:
     who = pb.EngineIdentity(instance=identity.instance, model=identity.model, engine_epoch=identity.engine_epoch, rank=identity.rank)
-    frame = pb.EngineFrame(engine=who, hello=hello, finished=finished, boundary=boundary, profile=profile, tiers=tiers)
+    frame = pb.EngineFrame(engine=who, hello=hello, finished=finished, boundary=boundary, profile=profile, tiers=tiers, unhealthy=unhealthy)
     return frame.SerializeToString()
 
 
@@ -108,6 +111,8 @@ def _finished(identity: Identity, turn: Finished) -> pb.Finished:
         n_output_tokens=turn.n_output_tokens,
         n_cached_tokens=turn.n_cached_tokens,
         reason=turn.reason,
+        first_token_seconds=turn.first_token_seconds,
+        seconds=turn.seconds,
     )
 
 

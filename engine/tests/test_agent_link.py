@@ -7,6 +7,7 @@ import socket
 import threading
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ FACTS = EngineFacts(
 )
 PREFIX = Prefix(tokens=array("q", [5, 6, 7, 8]), page_size=2)
 TIMEOUT = 10.0
+FINISHED = Finished(
+    session="s",
+    request_id="r",
+    prefix=PREFIX,
+    n_prompt_tokens=3,
+    n_output_tokens=2,
+    n_cached_tokens=1,
+    reason="stop",
+    first_token_seconds=0.25,
+    seconds=1.5,
+)
 
 
 class Agent:
@@ -102,8 +114,21 @@ def refusals() -> Refusals:
 
 
 @pytest.fixture
-def link(tmp_path: Path, agent: Agent, refusals: Refusals) -> Iterator[AgentLink]:
-    end = AgentLink(str(tmp_path / "agent.sock"), IDENTITY, hello=lambda: hello_frame(IDENTITY, FACTS, [("s", PREFIX)]), refused=refusals)
+def trouble() -> list[str]:
+    """What the scheduler's watch says from now on."""
+    return []
+
+
+@pytest.fixture
+def link(tmp_path: Path, agent: Agent, refusals: Refusals, trouble: list[str]) -> Iterator[AgentLink]:
+    end = AgentLink(
+        str(tmp_path / "agent.sock"),
+        IDENTITY,
+        hello=lambda: hello_frame(IDENTITY, FACTS, [("s", PREFIX)]),
+        refused=refusals,
+        trouble=lambda: trouble[0] if trouble else None,
+        check_every=0.05,
+    )
     end.start()
     agent.accept()
     yield end
@@ -132,17 +157,34 @@ def test_a_link_begins_with_who_we_are_and_what_we_hold(link: AgentLink, agent: 
 
 
 def test_reports_arrive_in_order(link: AgentLink, agent: Agent) -> None:
-    link.send(Finished(session="s", request_id="r", prefix=PREFIX, n_prompt_tokens=3, n_output_tokens=2, n_cached_tokens=1, reason="stop"))
+    link.send(FINISHED)
     link.send(Boundary(running=1, waiting=2, waiting_tokens=3, kv_used_tokens=4, kv_evictable_tokens=5, last_token_at=6.0))
     link.send(ProfilePoint(step=Step(phase=Phase.DECODE, n_new=4, n_context=100), seconds=0.25))
     link.send(Missing(sessions=("s", "t")))
     hello, finished, boundary, profile, tiers = (agent.receive() for _ in range(5))
     assert hello.WhichOneof("body") == "hello"
     assert finished.finished.handle.n_tokens == 4
-    assert finished.finished.reason == "stop"
+    assert (finished.finished.reason, finished.finished.first_token_seconds, finished.finished.seconds) == ("stop", 0.25, 1.5)
     assert boundary.boundary.kv_evictable_tokens == 5
     assert (profile.profile.phase, profile.profile.n_new_tokens) == (pb.ProfilePoint.DECODE, 4)
     assert list(tiers.tiers.missing) == ["s", "t"]
+
+
+def test_a_turn_that_ended_before_its_first_token_has_no_time_of_it(link: AgentLink, agent: Agent) -> None:
+    agent.receive()
+    link.send(replace(FINISHED, first_token_seconds=None))
+    assert not agent.receive().finished.HasField("first_token_seconds")
+
+
+def test_trouble_is_told_once_on_each_link(link: AgentLink, agent: Agent, trouble: list[str]) -> None:
+    agent.receive()
+    trouble.append("the scheduler hangs")
+    assert agent.receive().unhealthy.why == "the scheduler hangs"
+    link.send(FINISHED)
+    assert agent.receive().HasField("finished"), "it is not told again and again"
+    agent.accept()
+    assert agent.receive().HasField("hello")
+    assert agent.receive().unhealthy.why == "the scheduler hangs", "the next agent learns it too"
 
 
 def test_a_probe_is_mail_for_the_scheduler(link: AgentLink, agent: Agent) -> None:
@@ -183,7 +225,13 @@ def test_a_refusal_is_told_with_its_reason(link: AgentLink, agent: Agent, refusa
 
 
 def test_without_an_agent_the_newest_reports_are_kept(tmp_path: Path) -> None:
-    link = AgentLink(str(tmp_path / "late.sock"), IDENTITY, hello=lambda: hello_frame(IDENTITY, FACTS, []), refused=lambda reason: None)
+    link = AgentLink(
+        str(tmp_path / "late.sock"),
+        IDENTITY,
+        hello=lambda: hello_frame(IDENTITY, FACTS, []),
+        refused=lambda reason: None,
+        trouble=lambda: None,
+    )
     link.start()
     for i in range(5000):
         link.send(Missing(sessions=(str(i),)))

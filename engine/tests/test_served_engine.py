@@ -220,12 +220,27 @@ def test_greedy_tokens_equal_transformers_in_a_mixed_crowd(engine: Engine, expec
 
 def test_a_finished_turn_is_reported_with_its_session_and_handle(engine: Engine) -> None:
     prompt = prompt_of(50, seed=7)
+    asked = time.monotonic()
     output, _ = engine.generate(prompt, session="session-a")
+    took = time.monotonic() - asked
     wait_for(lambda: [turn for turn in engine.agent.of("finished") if turn.session == "session-a"], "the turn is reported")
     [turn] = [turn for turn in engine.agent.of("finished") if turn.session == "session-a"]
     assert (turn.n_prompt_tokens, turn.n_output_tokens, turn.n_cached_tokens, turn.reason) == (50, N_NEW, 0, "length")
     assert (turn.handle.prefix_hash, turn.handle.n_tokens) == token_prefix((prompt + output)[:-1], 16)
     assert turn.handle.engine_epoch == EPOCH
+    assert 0 < turn.first_token_seconds < turn.seconds < took, "inside the engine, the client sees HTTP on top"
+    assert turn.seconds > took / 4, "and not just the last batch"
+
+
+def test_the_wait_in_the_engines_queue_is_in_the_time_to_the_first_token(engine: Engine) -> None:
+    crowd = 24  # more than run at once
+    with ThreadPoolExecutor(crowd) as callers:
+        list(callers.map(lambda i: engine.generate(prompt_of(60, seed=300 + i), session=f"crowd-{i}"), range(crowd)))
+    wait_for(lambda: {t.session for t in engine.agent.of("finished")} >= {f"crowd-{i}" for i in range(crowd)}, "all are reported")
+    turns = {turn.session: turn for turn in engine.agent.of("finished")}
+    first = sorted(turns[f"crowd-{i}"].first_token_seconds for i in range(crowd))
+    assert first[-1] > 2 * first[0]
+    assert all(turns[f"crowd-{i}"].seconds >= turns[f"crowd-{i}"].first_token_seconds for i in range(crowd))
 
 
 def test_the_session_header_reaches_every_kind_of_call(engine: Engine) -> None:

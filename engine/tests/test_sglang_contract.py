@@ -37,6 +37,7 @@ batch = GenerateReqInput(text=["a", "b"], routing_key="session", sampling_params
 batch.normalize_batch_and_arguments()
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as native
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats as stats
 print(json.dumps({
     "faults": faults(),
     "hooked": {hook.target.split(".srt.")[1]: parameters(hook.target) for hook in HOOKS},
@@ -48,8 +49,12 @@ print(json.dumps({
         "init_forward_metadata": parameters(native.init_forward_metadata),
         "get_last_loc": parameters(get_last_loc),
         "get_last_loc_torch": parameters(get_last_loc_torch),
+        "set_scheduler_recv_time": parameters(stats.set_scheduler_recv_time),
+        "set_prefill_finished_time": parameters(stats.set_prefill_finished_time),
         "freeze_gc": parameters(http_server._freeze_gc_after_server_warmup),
     },
+    "stamps": list(vars(stats())),
+    "watchdog_seconds": parser.get_default("watchdog_timeout"),
     "plan": [f for f in NextBatchPlan.__struct_fields__],
     "request": [name for name in ("finished", "owned_kv_len") if callable(getattr(Req, name, None))],
     "routing_keys": [batch[0].routing_key, batch[1].routing_key],
@@ -97,6 +102,8 @@ def test_what_we_call_and_override_has_the_signatures_that_we_expect(seen: dict[
         "init_forward_metadata": ["self", "forward_batch"],
         "get_last_loc": ["req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"],
         "get_last_loc_torch": ["req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"],
+        "set_scheduler_recv_time": ["self", "ts"],
+        "set_prefill_finished_time": ["self", "ts"],
         "freeze_gc": ["server_args"],
     }
     assert seen["plan"] == ["batch_to_run", "running_batch"]
@@ -133,3 +140,11 @@ def test_the_paths_that_the_call_key_opens_exist(seen: dict[str, Any]) -> None:
     from aerostat_engine.auth import CALL_PATHS
 
     assert set(seen["routes"]) >= CALL_PATHS | {"/health"}
+
+
+def test_requests_carry_the_stamps_that_turns_are_timed_by(seen: dict[str, Any]) -> None:
+    assert {"scheduler_recv_time", "prefill_finished_time"} <= set(seen["stamps"])
+
+
+def test_a_scheduler_has_a_time_limit_for_its_batches(seen: dict[str, Any]) -> None:
+    assert seen["watchdog_seconds"] > 0

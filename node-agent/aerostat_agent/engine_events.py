@@ -45,6 +45,8 @@ class Finished:
     n_prompt_tokens: int
     n_output_tokens: int
     n_cached_tokens: int
+    first_token_seconds: Seconds | None = None  # from its arrival in the engine; None: it ended before its first token
+    seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,11 @@ class _NodeCollector(Collector):
         opened = CounterMetricFamily("aerostat_agent_opens", "Engines that became ready", labels=_MODEL_LABELS)
         failed = CounterMetricFamily("aerostat_agent_engine_failures", "Engines that failed", labels=_MODEL_LABELS)
         seconds = GaugeMetricFamily("aerostat_agent_open_seconds", "Cost of opening it from nothing (EWMA)", labels=_MODEL_LABELS)
+        tokens = GaugeMetricFamily("aerostat_agent_tokens_per_second", "Tokens computed, over the last minute", labels=_MODEL_LABELS)
+        requests = GaugeMetricFamily("aerostat_agent_requests_per_second", "Calls that ended, over the last minute", labels=_MODEL_LABELS)
+        ttft = GaugeMetricFamily("aerostat_agent_ttft_p95_seconds", "First token inside the engine, last 10 minutes", labels=_MODEL_LABELS)
+        attained = GaugeMetricFamily("aerostat_agent_attainment_ratio", "Calls that met their SLO, last 10 minutes", labels=_MODEL_LABELS)
+        now = self._node.clock.monotonic()
         for key, verdict in sorted(self._node.verdicts.items()):
             for possible in EngineState:
                 state.add_metric([*_labels(key), possible.value], float(possible is verdict.state))
@@ -56,7 +61,14 @@ class _NodeCollector(Collector):
             opened.add_metric(_labels(key), figures.n_opened)
             failed.add_metric(_labels(key), figures.n_failed)
             seconds.add_metric(_labels(key), figures.open_seconds)
-        yield from (state, opened, failed, seconds)
+            tokens.add_metric(_labels(key), figures.tokens.per_second(now))
+            requests.add_metric(_labels(key), figures.requests.per_second(now))
+            if (p95 := figures.calls.ttft_p95(now)) is not None:
+                ttft.add_metric(_labels(key), p95)
+            slo = self._node.slo_of(key)
+            if slo is not None and (share := figures.calls.attainment(slo, now)) is not None:
+                attained.add_metric(_labels(key), share)
+        yield from (state, opened, failed, seconds, tokens, requests, ttft, attained)
 
     def _engines(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("aerostat_agent_running", "Sequences that run", labels=_MODEL_LABELS)

@@ -21,7 +21,7 @@ from aerostat_agent.policy.sessions import Row, SessionTable
 from aerostat_agent.policy.tracks import EngineKey, Phase, Track
 from aerostat_core.clock import Clock
 from aerostat_core.ids import Bytes, Epoch, LeaseId, NamespacedName, NodeName, Seconds, SessionKey
-from aerostat_core.specs import EngineState, InstanceSpec
+from aerostat_core.specs import EngineState, InstanceSpec, SloTargets
 
 MAX_TRANSITIONS: Final = 256
 
@@ -122,6 +122,11 @@ class Node:
 
     def figures_of(self, key: EngineKey) -> Figures:
         return self.figures.setdefault(key, Figures())
+
+    def slo_of(self, key: EngineKey) -> SloTargets | None:
+        """None for a model that the spec has no more."""
+        spec = self.specs.get(key.instance)
+        return next((m.slo for m in spec.models if m.name == key.model), None) if spec is not None else None
 
     def capacity(self, instance: NamespacedName) -> Bytes:
         spec = self.specs[instance]

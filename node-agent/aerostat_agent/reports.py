@@ -9,6 +9,7 @@ import logging
 from aerostat_agent.engine_events import Boundary, EngineEvent, Finished, Hello, Identity, ProfilePoint, SessionsMissing, Unhealthy
 from aerostat_agent.node import LiveEngine, Node
 from aerostat_agent.policy.engines import SETTLE
+from aerostat_agent.policy.figures import CallTimes
 from aerostat_agent.policy.tracks import EngineKey, Failure, Phase
 from aerostat_agent.probe import Prober
 
@@ -83,6 +84,9 @@ class EngineReports:
         now, figures = self._node.clock.monotonic(), self._node.figures_of(key)
         figures.requests.add(1, now)
         figures.tokens.add(turn.n_prompt_tokens - turn.n_cached_tokens + turn.n_output_tokens, now)
+        if turn.first_token_seconds is not None and self._node.tracks[key].may_serve:  # before that it is the token probe
+            times = CallTimes.of(first_token=turn.first_token_seconds, total=turn.seconds, n_output_tokens=turn.n_output_tokens)
+            figures.calls.add(times, now)
         if turn.session:  # without one nobody can return to it
             self._node.sessions.finished(key, turn, self._node.clock.wall())
 

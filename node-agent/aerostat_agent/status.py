@@ -130,10 +130,11 @@ def _model_status(node: Node, key: EngineKey, model: InstanceModel | None) -> In
         message=verdict.message,
         progress=verdict.message if verdict.reason == "PreparingWeights" else "",
         weights_bytes=engine.note.footprint.weights if engine is not None else None,
-        reserve_bytes=engine.note.footprint.reserve if engine is not None else None,
         kv_bytes_per_token=hello.kv_bytes_per_token if hello is not None else None,
         tokens_per_second=figures.tokens.per_second(now),
         requests_per_second=figures.requests.per_second(now),
+        ttft_p95=figures.calls.ttft_p95(now),
+        attainment=figures.calls.attainment(model.slo, now) if model is not None else None,
         restarts=track.attempts.n_failures if track is not None else 0,
     )
 

@@ -59,6 +59,8 @@ def engine_event(frame: pb.EngineFrame) -> EngineEvent | None:
                 n_prompt_tokens=f.n_prompt_tokens,
                 n_output_tokens=f.n_output_tokens,
                 n_cached_tokens=f.n_cached_tokens,
+                first_token_seconds=f.first_token_seconds if f.HasField("first_token_seconds") else None,
+                seconds=f.seconds,
             )
         case "boundary":
             b = frame.boundary

@@ -162,5 +162,5 @@ async def _wake_and_delete(node: NodeProcesses, agent_address: str) -> None:
     (instance,) = await node.cluster.list(Kind.INSTANCE)
     await node.cluster.delete(Kind.INSTANCE, name_of(instance))
     await eventually(lambda: not node.engines, "the engines drained and ended", limit=60)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), "their processes are reaped", limit=60)
     await eventually(lambda: not list((node.run_dir / "e").iterdir()), "nothing of them is left in the run folder", limit=60)

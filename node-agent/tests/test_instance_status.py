@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from aerostat_core.ids import SessionKey
 from aerostat_core.resources import parse_instance_status
 from aerostat_core.specs import EngineState, InstanceStatus
 from aerostat_runtime.cluster.port import Change, Kind
-from aerostat_testing.agent_fakes import INSTANCE, AgentRig, FakeCluster, instance_resource, settle
+from aerostat_testing.agent_fakes import INSTANCE, AgentRig, FakeCluster, instance_resource, key, settle
 
 pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
 
 URI = "file:///m"
+TIMES = {"first_token_seconds": 0.35, "seconds": 0.8}  # ten tokens: 50 ms for each but the first
 
 
 @asynccontextmanager
@@ -69,7 +71,7 @@ async def test_figures_alone_are_written_with_the_slow_heartbeat(tmp_path: Path)
         await asyncio.sleep(STATUS_FIGURES_EVERY + 2)
         n = len(cluster.statuses)
         for _ in range(60):
-            turn = Finished(session=SessionKey(""), handle=None, n_prompt_tokens=30, n_output_tokens=10, n_cached_tokens=20)
+            turn = Finished(session=SessionKey(""), handle=None, n_prompt_tokens=30, n_output_tokens=10, n_cached_tokens=20, **TIMES)
             rig.reports.on_event(rig.identity("a"), turn)
         await asyncio.sleep(STATUS_FIGURES_EVERY - 5)
         assert len(cluster.statuses) == n
@@ -78,6 +80,9 @@ async def test_figures_alone_are_written_with_the_slow_heartbeat(tmp_path: Path)
         (model,) = latest(cluster).models
         assert model.requests_per_second == pytest.approx(1.0)
         assert model.tokens_per_second == pytest.approx(20.0)  # what was computed: uncached prompt and output
+        assert model.ttft_p95 == 0.35
+        assert model.attainment == 1.0
+        assert model.reserve_bytes is None, "nobody measured it"
 
 
 async def test_a_failing_engine_is_noted_once_and_not_per_retry(tmp_path: Path) -> None:
@@ -139,3 +144,23 @@ async def test_the_transition_time_of_a_condition_stays_while_its_status_does(tm
         await asyncio.sleep(3)
         assert latest(cluster).conditions[0].last_transition_time > first
         assert process.exit_code is None
+
+
+async def test_calls_that_miss_a_target_lower_attainment_and_those_without_a_first_token_say_nothing(tmp_path: Path) -> None:
+    rig, cluster = AgentRig(tmp_path), FakeCluster()
+    cluster.put(Change.ADDED, instance_resource(URI, "a"))
+    turn = Finished(session=SessionKey(""), handle=None, n_prompt_tokens=30, n_output_tokens=10, n_cached_tokens=0)
+    async with reconciling(rig, cluster):
+        await rig.started("a")
+        rig.hello("a")
+        rig.reports.on_event(rig.identity("a"), replace(turn, first_token_seconds=99.0, seconds=99.0))  # the token probe
+        await settle()
+        slo = rig.node.slo_of(key("a"))
+        assert slo is not None
+        slow = slo.ttft + 1
+        for first, seconds in ((0.1, 0.2), (slow, slow), (0.1, 0.1 + 9 * slo.tpot + 1), (None, 50.0)):
+            rig.reports.on_event(rig.identity("a"), replace(turn, first_token_seconds=first, seconds=seconds))
+        await asyncio.sleep(STATUS_FIGURES_EVERY + 10)
+        (model,) = latest(cluster).models
+    assert model.ttft_p95 == slow
+    assert model.attainment == pytest.approx(1 / 3)

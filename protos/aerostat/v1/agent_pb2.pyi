@@ -226,12 +226,21 @@ class Finished(_message.Message):
     N_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     N_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     request_id: _builtins.str
     n_prompt_tokens: _builtins.int
     n_output_tokens: _builtins.int
     n_cached_tokens: _builtins.int
     reason: _builtins.str
+    first_token_seconds: _builtins.float
+    """From the request's arrival at the engine's scheduler. In them: the wait in its queue and the computing. Not in them: the router
+    (its hold time included), HTTP, tokenizing before, detokenizing and sending after.
+    until its prefill's batch was done; absent when it ended before
+    """
+    seconds: _builtins.float
+    """until the batch of its last token was done"""
     @_builtins.property
     def handle(self) -> Global___PrefixHandle: ...
     def __init__(
@@ -244,12 +253,16 @@ class Finished(_message.Message):
         n_output_tokens: _builtins.int = ...,
         n_cached_tokens: _builtins.int = ...,
         reason: _builtins.str = ...,
+        first_token_seconds: _builtins.float | None = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_seconds", b"_first_token_seconds", "first_token_seconds", b"first_token_seconds", "handle", b"handle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "n_cached_tokens", b"n_cached_tokens", "n_output_tokens", b"n_output_tokens", "n_prompt_tokens", b"n_prompt_tokens", "reason", b"reason", "request_id", b"request_id", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_seconds", b"_first_token_seconds", "first_token_seconds", b"first_token_seconds", "handle", b"handle", "n_cached_tokens", b"n_cached_tokens", "n_output_tokens", b"n_output_tokens", "n_prompt_tokens", b"n_prompt_tokens", "reason", b"reason", "request_id", b"request_id", "seconds", b"seconds", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__first_token_seconds: _TypeAlias = _typing.Literal["first_token_seconds"]  # noqa: Y015
+    _WhichOneofArgType__first_token_seconds: _TypeAlias = _typing.Literal["_first_token_seconds", b"_first_token_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_seconds) -> _WhichOneofReturnType__first_token_seconds | None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
@@ -361,6 +374,8 @@ Global___SessionTiers: _TypeAlias = SessionTiers  # noqa: Y015
 
 @_typing.final
 class Unhealthy(_message.Message):
+    """The scheduler makes no more progress while requests run; the agent ends this engine and starts another."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WHY_FIELD_NUMBER: _builtins.int
