@@ -24,6 +24,7 @@ from aerostat_runtime.cluster.kubernetes_errors import (
     error_of,
 )
 from aerostat_runtime.cluster.port import InvalidResourceError, Violation
+from aerostat_testing.waiting import eventually
 
 pytestmark = pytest.mark.cpu
 
@@ -201,10 +202,30 @@ async def test_a_closed_connection_stays_closed(tmp_path: Path) -> None:
     async with scripted(tmp_path) as (server, connection):
         server.answers(says(503, {}))
         waiting = asyncio.create_task(connection.call(GET))
-        await asyncio.sleep(0.2)
+        await eventually(lambda: server.seen, "the server is asked")
         await connection.close()
         with pytest.raises(PermanentError, match="was closed"):
             await waiting
+
+
+async def test_a_call_under_way_is_answered_while_the_connection_closes(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as (server, connection):
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.Request) -> web.StreamResponse:
+            asked.set()
+            await answer.wait()
+            return await GOOD(request)
+
+        server.answers(slow)
+        call = asyncio.create_task(connection.call(GET))
+        await asked.wait()
+        closing = asyncio.create_task(connection.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        answer.set()
+        assert await call == {"fine": True}
+        await closing
 
 
 async def test_a_stream_gives_lines_and_notices_a_torn_one(tmp_path: Path) -> None:

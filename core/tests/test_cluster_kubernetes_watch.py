@@ -256,7 +256,7 @@ async def test_an_outage_of_hours_is_waited_for_with_few_calls(looptime: looptim
 
 @pytest.mark.looptime
 async def test_a_server_that_says_when_to_come_back_is_left_alone_until_then() -> None:
-    api = FakeApi(failure=UnreachableError("too many requests", retry_after=60.0))
+    api = FakeApi(failure=UnreachableError("too many requests", asked=60.0))
     follower = Follower(api)
     await asyncio.sleep(59)
     assert len(api.requests) == 1

@@ -40,7 +40,8 @@ class KubernetesCluster:
         self._connection = Connection(target, user_agent=manager)
         instance = f"{socket.gethostname()}-{os.getpid()}"
         self._events = EventRecorder(self._connection, clock or SystemClock(), component=manager, instance=instance)
-        self._closing = asyncio.Event()
+        self._reading: set[asyncio.Future[WatchEvent]] = set()  # what watches wait for
+        self._is_closed = False
 
     async def list(self, kind: Kind) -> list[Resource]:
         resources, _ = await list_all(self._connection, kind, collection(kind, self._namespace), patient=True)
@@ -48,21 +49,20 @@ class KubernetesCluster:
 
     async def watch(self, kind: Kind) -> AsyncGenerator[WatchEvent, None]:
         """Raises PermanentError before SYNCED, when we may not watch or the kind is not installed."""
-        closing = asyncio.ensure_future(self._closing.wait())
         async with aclosing(Watch(self._connection, kind, self._namespace).events()) as events:
-            following = asyncio.ensure_future(anext(events))
-            try:
-                while True:
-                    await asyncio.wait({following, closing}, return_when=asyncio.FIRST_COMPLETED)
-                    if closing.done():
+            while not self._is_closed:
+                reading = asyncio.ensure_future(anext(events))
+                self._reading.add(reading)
+                try:
+                    await asyncio.wait({reading})
+                    if reading.cancelled():
                         return
-                    event = following.result()
-                    following = asyncio.ensure_future(anext(events))
-                    yield event
-            finally:
-                for task in (following, closing):
-                    task.cancel()
-                await asyncio.gather(following, closing, return_exceptions=True)
+                    event = reading.result()
+                finally:
+                    reading.cancel()
+                    self._reading.discard(reading)
+                    await asyncio.gather(reading, return_exceptions=True)
+                yield event
 
     async def apply(self, resource: Resource) -> Resource:
         kind = _kind_of(resource)
@@ -126,7 +126,11 @@ class KubernetesCluster:
 
     async def close(self) -> None:
         """Ends all watches."""
-        self._closing.set()
+        self._is_closed = True
+        reading = tuple(self._reading)
+        for event in reading:
+            event.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
         await self._connection.close()
 
     def _name_of(self, resource: Resource) -> NamespacedName:

@@ -113,13 +113,45 @@ class Backoff:
         return max(wait * random.uniform(0.5, 1.0), at_least * random.uniform(1.0, 1.5))
 
 
+class _Session:
+    """A client, who uses it, and so when it may be closed: aiohttp does not take it well before the last answer is read."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.client = client
+        self._n_uses = 0
+        self._is_retired = False
+        self._closed = asyncio.Event()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[ApiClient]:
+        self._n_uses += 1
+        try:
+            yield self.client
+        finally:
+            self._n_uses -= 1
+            await self._close_if_idle()
+
+    async def retire(self) -> None:
+        """Its users are the last ones."""
+        self._is_retired = True
+        await self._close_if_idle()
+
+    async def closed(self) -> None:
+        await self._closed.wait()
+
+    async def _close_if_idle(self) -> None:
+        if self._is_retired and self._n_uses == 0:
+            await self.client.close()
+            self._closed.set()
+
+
 class Connection:
     """The `Api` of one server. Opens when it is first used."""
 
     def __init__(self, target: Target, *, user_agent: str) -> None:
         self._target = target
         self._user_agent = user_agent
-        self._client: ApiClient | None = None
+        self._session: _Session | None = None
         self._opening = asyncio.Lock()
         self._is_closed = False
 
@@ -135,7 +167,7 @@ class Connection:
                 if isinstance(error, (ExpiredError, *at_once)):
                     raise
                 failure: PermanentError | TemporaryError = error
-                wait = backoff.next(at_least=error.retry_after if isinstance(error, UnreachableError) else 0.0)
+                wait = backoff.next(at_least=error.asked if isinstance(error, UnreachableError) else 0.0)
             except RefusedError as error:
                 # A server that has just started refuses what it does not know yet: its roles, accounts and CRDs.
                 if doubted and await self._is_ready():
@@ -164,59 +196,47 @@ class Connection:
                 yield orjson.loads(line)
 
     async def close(self) -> None:
+        """Waits for calls that are under way, within their limit; they are not tried again."""
         self._is_closed = True
-        await self._drop_client()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.retire()
+            await session.closed()
 
     @asynccontextmanager
     async def _answer(self, request: Request, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         """A good answer, not read yet."""
-        client = await self._opened()
+        session = await self._opened()
+        host = session.client.configuration.host
         try:
-            response: aiohttp.ClientResponse = await client.call_api(
-                request.path,
-                request.method,
-                query_params=list(request.query.items()),
-                header_params={"Accept": "application/json", "Content-Type": request.content_type},
-                body=request.body,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=limits,
-            )
-            async with response:
-                if response.status == 401:  # plugins and token files give others from time to time: the next try reads them
-                    await self._drop_client()
+            async with session.use() as client, await _asked(client, request, limits) as response:
                 if response.status >= 300:
-                    raise error_of(
-                        response.status,
-                        _status_of(await response.read()),
-                        what=request.what,
-                        retry_after=response.headers.get("Retry-After"),
-                    )
+                    status = _status_of(await response.read())
+                    if response.status == 401 and self._session is session:
+                        self._session = None  # plugins and token files give others from time to time: the next try reads them
+                        await session.retire()
+                    raise error_of(response.status, status, what=request.what, retry_after=response.headers.get("Retry-After"))
                 yield response
         except aiohttp.ClientConnectorCertificateError as error:
             raise SettingError(
-                f"{client.configuration.host} shows a certificate that the kubeconfig does not trust "
+                f"{host} shows a certificate that the kubeconfig does not trust "
                 f"({error.certificate_error}): correct certificate-authority or server"
             ) from error
         except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as error:
             said = str(error) or type(error).__name__
-            raise UnreachableError(f"cannot {request.what}: no good answer from {client.configuration.host}: {said}") from error
+            raise UnreachableError(f"cannot {request.what}: no good answer from {host}: {said}") from error
         except ConfigException as error:  # the pod's token, in the moment in which it is replaced
             raise UnreachableError(f"cannot {request.what}: no credentials now: {error}") from error
 
-    async def _opened(self) -> ApiClient:
+    async def _opened(self) -> _Session:
         async with self._opening:
             if self._is_closed:
                 raise PermanentError("Closed", "this connection to the API server was closed: open another")
-            if self._client is None:
-                self._client = ApiClient(await self._target.configuration())
-                self._client.user_agent = self._user_agent
-            return self._client
-
-    async def _drop_client(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+            if self._session is None:
+                client = ApiClient(await self._target.configuration())
+                client.user_agent = self._user_agent
+                self._session = _Session(client)
+            return self._session
 
     async def _is_ready(self) -> bool:
         request = Request(what="get /readyz", method="GET", path="/readyz")
@@ -225,6 +245,20 @@ class Connection:
                 return True
         except (PermanentError, TemporaryError):
             return False
+
+
+async def _asked(client: ApiClient, request: Request, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+    response: aiohttp.ClientResponse = await client.call_api(
+        request.path,
+        request.method,
+        query_params=list(request.query.items()),
+        header_params={"Accept": "application/json", "Content-Type": request.content_type},
+        body=request.body,
+        auth_settings=["BearerToken"],
+        _preload_content=False,
+        _request_timeout=limits,
+    )
+    return response
 
 
 def _status_of(data: bytes) -> Mapping[str, Any]:

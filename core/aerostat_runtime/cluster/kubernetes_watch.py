@@ -127,8 +127,8 @@ class Watch:
         if failure is not None and not self._is_away:
             self._is_away = True
             _log.warning("watch of %s: %s; what is known stays, and it is tried again", PLURALS[self._kind], failure)
-        retry_after = failure.retry_after if isinstance(failure, UnreachableError) else 0.0
-        await asyncio.sleep(self._backoff.next(at_least=retry_after))
+        asked = failure.asked if isinstance(failure, UnreachableError) else 0.0
+        await asyncio.sleep(self._backoff.next(at_least=asked))
 
     def _is_back(self) -> None:
         if self._is_away:
