@@ -148,7 +148,7 @@ class ApiServer:
     def install_crds(self) -> None:
         """The CRDs of this tree, served when it returns."""
         self.kubectl("apply", "--server-side", "--filename", str(CRDS))
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "-l", "app.kubernetes.io/part-of=aerostat")
+        wait_for(self._has_established_crds, "all CRDs are established", limit=READY_LIMIT)
         for kind in _KINDS:  # established comes before the storage, which is made when it is first asked for
             self.call("GET", f"{_API}/{kind}")
 
@@ -184,6 +184,12 @@ class ApiServer:
 
     def _wait_until_ready(self) -> None:
         wait_for(self.is_ready, f"the API server is ready; see {self.folder}/apiserver.log", limit=READY_LIMIT)
+
+    def _has_established_crds(self) -> bool:
+        # `kubectl wait` fails on a CRD that has no conditions yet.
+        crds = self.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+        conditions = [crd.get("status", {}).get("conditions") or () for crd in crds]
+        return all(any(c["type"] == "Established" and c["status"] == "True" for c in of_crd) for of_crd in conditions)
 
     def _put(self, path: str, api_version: str, kind: str, content: dict[str, Any]) -> None:
         body = {"apiVersion": api_version, "kind": kind, "metadata": {"name": path.rpartition("/")[2]}, **content}

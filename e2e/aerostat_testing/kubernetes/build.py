@@ -95,6 +95,11 @@ def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None 
     return Programs(version=kubernetes.version, kubernetes=_built(kubernetes, cache, say), etcd=_built(etcd, cache, say))
 
 
+def helm(*, cache: Path | None = None, say: Say | None = None) -> Path:
+    """The executable, built where it is not there yet. Raises BuildError."""
+    return _built(_helm(), cache or default_cache(), say or _say) / "helm"
+
+
 def default_cache() -> Path:
     chosen = os.environ.get(CACHE_VARIABLE)
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerostat"
@@ -117,6 +122,13 @@ def _etcd() -> _Module:
     source = SOURCES / "etcd"
     version = _required_version(source, "go.etcd.io/etcd/server/v3")
     return _Module(name="etcd", source=source, version=version, linker_flags="-s -w", renamed={"server": "etcd"})
+
+
+def _helm() -> _Module:
+    source = SOURCES / "helm"
+    version = _required_version(source, "helm.sh/helm/v4")
+    flags = f"-s -w -X helm.sh/helm/v4/internal/version.version=v{version}"
+    return _Module(name="helm", source=source, version=version, linker_flags=flags, renamed={})
 
 
 def _required_version(source: Path, module: str) -> str:
@@ -234,10 +246,10 @@ def main() -> None:
     arguments = parser.parse_args()
     for minor in arguments.minor:
         try:
-            found = programs(minor, cache=arguments.cache)
+            found, charts = programs(minor, cache=arguments.cache), helm(cache=arguments.cache)
         except BuildError as error:
             raise SystemExit(f"kubernetes for tests: {error}") from None
-        _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}")
+        _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}, helm in {charts.parent}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from aerostat_testing.kubernetes.apiserver import ApiServer
-from aerostat_testing.kubernetes.build import LATEST, programs
+from aerostat_testing.kubernetes.build import LATEST, helm, programs
+from aerostat_testing.kubernetes.chart import Chart
 
 _OPTION = "--kubernetes-minor"
 
@@ -32,3 +33,12 @@ def apiserver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def namespace(apiserver: ApiServer) -> str:
     """A fresh namespace."""
     return apiserver.create_namespace()
+
+
+@pytest.fixture(scope="session")
+def chart(request: pytest.FixtureRequest, apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Chart:
+    """The chart, rendered for that API server."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        program = helm()
+    return Chart(helm=program, kubernetes=apiserver.programs.version, home=tmp_path_factory.mktemp("helm"))
