@@ -176,8 +176,16 @@ class ApiServer:
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
         subjects = [{"kind": "ServiceAccount", "namespace": account.namespace, "name": account.name}]
         self._put(f"{rbac}/clusterrolebindings/{name}", api, "ClusterRoleBinding", {"roleRef": role, "subjects": subjects})
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        return self.kubeconfig_of(account)
+
+    def kubeconfig_of(self, account: NamespacedName, *, pod: str | None = None) -> Path:
+        """A file with which a client is that ServiceAccount, as it is. `pod`: as that pod of its namespace, on the pod's node."""
+        spec: dict[str, Any] = {"expirationSeconds": 3600}
+        if pod is not None:
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         answer = self.call("POST", f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}/token", request)
+        name = "-".join(filter(None, (account.namespace, account.name, pod)))
         return self._write_kubeconfig(name, answer["status"]["token"], None)
 
     # ------------------------------------------------------------ inside

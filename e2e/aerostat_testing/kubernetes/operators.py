@@ -24,14 +24,23 @@ STOP_LIMIT: Final[Seconds] = 20.0
 
 
 class OperatorProcess:
-    """Context manager. `kubeconfig`: who it is, the admin unless told. Watches `namespace` only, and its Lease is there."""
+    """Context manager. `kubeconfig`: who it is, the admin unless told. Watches `namespace` only, and its Lease is there, unless told."""
 
-    def __init__(self, server: ApiServer, namespace: str, log: Path, *, kubeconfig: Path | None = None, everywhere: bool = False) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        namespace: str,
+        log: Path,
+        *,
+        kubeconfig: Path | None = None,
+        everywhere: bool = False,
+        lease: str | None = None,
+    ) -> None:
         self._port = free_port()
         self.log = log
         within = "" if everywhere else f"&namespace={namespace}"
         cluster = f"kubernetes:?kubeconfig={kubeconfig or server.kubeconfig()}{within}"
-        command = [sys.executable, "-m", "aerostat_operator", "--cluster", cluster, "--lease", f"{namespace}/aerostat-operator"]
+        command = [sys.executable, "-m", "aerostat_operator", "--cluster", cluster, "--lease", lease or f"{namespace}/aerostat-operator"]
         command += ["--lease-duration", str(LEASE_DURATION), "--listen", f"127.0.0.1:{self._port}", "--url", "http://routers/v1"]
         with log.open("ab") as out:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

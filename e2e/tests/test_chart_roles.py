@@ -1,0 +1,274 @@
+"""Each component runs with exactly the rights that the chart gives it, in a namespace that is not `default`, and has no other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from aerostat_core.errors import PermanentError
+from aerostat_core.ids import NamespacedName
+from aerostat_core.resources import Resource
+from aerostat_runtime.cluster import open_cluster
+from aerostat_runtime.cluster.port import Change, Cluster, Kind, Note
+from aerostat_testing.kubernetes.apiserver import ApiServer
+from aerostat_testing.kubernetes.chart import CHART, CLUSTER_WIDE, Chart, pod_template
+from aerostat_testing.kubernetes.operators import OperatorProcess, add_node, objects
+from aerostat_testing.rule_cases import FULL, changed
+from aerostat_testing.waiting import wait_for
+
+pytestmark = pytest.mark.cluster
+QUICKSTART: Final = CHART.parents[1] / "crds/samples/quickstart"
+RIGHTS: Final = ("ServiceAccount", "Role", "RoleBinding", *CLUSTER_WIDE)
+VERBS: Final = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+HERE, THERE = "node-here", "node-there"
+READ: Final = {"list", "watch"}
+EVENTS: Final = {"events.events.k8s.io": {"create", "get", "patch"}}
+
+# What each component may do in a namespace that is watched, beyond what every account may.
+MAY: Final[dict[str, dict[str, set[str]]]] = {
+    "operator": {
+        "models.aerostat.dev": READ | {"get"},
+        "pools.aerostat.dev": READ | {"get"},
+        "slos.aerostat.dev": READ | {"get"},
+        "models.aerostat.dev/status": {"patch"},
+        "pools.aerostat.dev/status": {"patch"},
+        "slos.aerostat.dev/status": {"patch"},
+        "pools.aerostat.dev/finalizers": {"update"},
+        "instances.aerostat.dev": READ | {"create", "patch", "delete"},
+        **EVENTS,
+    },
+    "router": {f"{plural}.aerostat.dev": READ for plural in ("models", "pools", "slos", "instances")},
+    "agent": {"instances.aerostat.dev": READ | {"get"}, "instances.aerostat.dev/status": {"patch"}, **EVENTS},
+    "engines": {},
+}
+EVERYWHERE: Final = {"operator": {"nodes": READ}, "router": {}, "agent": {}, "engines": {}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """The chart's rights on a server. `objects` are in `watched`; the pods' namespaces are others."""
+
+    server: ApiServer
+    namespace: str
+    nodes: str
+    watched: str
+    elsewhere: str
+    url: str  # of the cluster, as the chart writes it
+
+    @property
+    def is_wide(self) -> bool:
+        return "namespace=" not in self.url
+
+    def account(self, component: str) -> NamespacedName:
+        return NamespacedName(self.nodes if component in ("agent", "engines") else self.namespace, f"aerostat-{component}")
+
+    def kubeconfig(self, component: str, *, node: str | None = None) -> Path:
+        """`node`: by the token of the component's pod there."""
+        return self.server.kubeconfig_of(self.account(component), pod=None if node is None else f"{component}-{node}")
+
+    @asynccontextmanager
+    async def cluster(self, component: str, *, node: str | None = None) -> AsyncIterator[Cluster]:
+        """As the component opens it."""
+        query = "&".join(filter(None, (self.url.partition("?")[2], f"kubeconfig={self.kubeconfig(component, node=node)}")))
+        cluster = open_cluster(f"kubernetes:?{query}", manager=f"aerostat-{component}")
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
+
+
+def install(chart: Chart, server: ApiServer, *, one_namespace: bool) -> Installed:
+    namespace, watched, elsewhere = (server.create_namespace(prefix) for prefix in ("release", "watched", "elsewhere"))
+    nodes = server.create_namespace("nodes") if one_namespace else namespace
+    settings = {"watch.namespace": watched, "nodes.namespace": nodes} if one_namespace else {}
+    rendered = chart.render(namespace=namespace, settings=settings)
+    rights = [o for o in rendered if o["kind"] in RIGHTS]
+    server.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(rights))
+    for node in (HERE, THERE):
+        add_node(server, node)
+        server.call("POST", f"/api/v1/namespaces/{nodes}/pods", agent_pod(rendered, node))
+    args = [a for o in rendered if (t := pod_template(o)) for a in t["spec"]["containers"][0]["args"] if a.startswith("--cluster=")]
+    (url,) = {argument.removeprefix("--cluster=") for argument in args}
+    return Installed(server=server, namespace=namespace, nodes=nodes, watched=watched, elsewhere=elsewhere, url=url)
+
+
+def agent_pod(rendered: list[Resource], node: str) -> Resource:
+    """As the DaemonSet controller would make it for that node."""
+    (template,) = (t for o in rendered if o["metadata"]["name"] == "aerostat-agent-default" and (t := pod_template(o)))
+    spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"} | {"nodeName": node}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"agent-{node}"}, "spec": spec}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["all-namespaces", "one-namespace"])
+def installed(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer) -> Iterator[Installed]:
+    made = install(chart, apiserver, one_namespace=request.param)
+    apiserver.kubectl("apply", "--server-side", f"--namespace={made.watched}", "--filename", str(QUICKSTART))
+    for node in (HERE, THERE):
+        apiserver.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump(instance(made.watched, node)))
+    yield made
+    apiserver.clear()
+
+
+def instance(namespace: str, node: str) -> Resource:
+    name = {"metadata.name": f"on-{node}", "metadata.namespace": namespace}
+    return changed(FULL[Kind.INSTANCE], {**name, "spec.node": node})
+
+
+async def present(cluster: Cluster, kind: Kind) -> set[str]:
+    """What a watch tells at its beginning."""
+    names: set[str] = set()
+    async with asyncio.timeout(20), aclosing(cluster.watch(kind)) as events:  # type: ignore[type-var]
+        async for event in events:
+            if event.change is Change.SYNCED:
+                return names
+            assert event.resource is not None
+            names.add(event.resource["metadata"]["name"])
+    raise AssertionError("the watch ended")
+
+
+def rights(installed: Installed, component: str, namespace: str) -> dict[str, set[str]]:
+    """All verbs on all resources that the server has, by asking for each."""
+    account = installed.account(component)
+    user = f"system:serviceaccount:{account.namespace}:{account.name}"
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.namespace}", "system:authenticated"]
+    found: dict[str, set[str]] = {}
+    for group, resource, subresource in resources(installed.server):
+        for verb in VERBS:
+            attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": subresource}
+            review = {"spec": {"user": user, "groups": groups, "resourceAttributes": attributes}}
+            body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", **review}
+            answer = installed.server.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+            if answer["status"]["allowed"]:
+                name = ".".join(filter(None, (resource, group))) + (f"/{subresource}" if subresource else "")
+                found.setdefault(name, set()).add(verb)
+    return found
+
+
+def resources(server: ApiServer) -> list[tuple[str, str, str]]:
+    """Group, resource, subresource."""
+    lists = [("", server.call("GET", "/api/v1"))]
+    for group in server.call("GET", "/apis")["groups"]:
+        lists += [(group["name"], server.call("GET", f"/apis/{version['groupVersion']}")) for version in group["versions"]]
+    found = {(group, *r["name"].partition("/")[::2]) for group, listed in lists for r in listed["resources"]}
+    hidden = {(group, resource, "finalizers") for group, resource, _ in found}  # a right, but nothing that is served
+    return sorted((group, resource, subresource) for group, resource, subresource in found | hidden)
+
+
+@pytest.mark.parametrize("component", list(MAY))
+def test_it_may_do_exactly_what_it_does(installed: Installed, component: str) -> None:
+    def of_its_own(namespace: str) -> dict[str, set[str]]:
+        return {name: verbs for name, verbs in rights(installed, component, namespace).items() if name not in everybody}
+
+    everybody = rights(installed, "engines", installed.watched)  # who has no rights of its own
+    assert not any("aerostat" in name or name in ("secrets", "nodes", "pods") for name in everybody)
+    outside = (MAY[component] if installed.is_wide else {}) | EVERYWHERE[component]
+    lease: dict[str, set[str]] = {"leases.coordination.k8s.io": {"create"}} if component == "operator" else {}
+    assert of_its_own(installed.watched) == MAY[component] | EVERYWHERE[component]
+    assert of_its_own(installed.elsewhere) == outside
+    assert of_its_own(installed.namespace) == outside | lease
+
+
+async def test_the_router_reads_what_is_declared_and_writes_nothing(installed: Installed) -> None:
+    async with installed.cluster("router") as cluster:
+        assert await present(cluster, Kind.MODEL) == {"assistant", "coder"}
+        for kind in (Kind.POOL, Kind.SLO, Kind.INSTANCE):
+            assert await present(cluster, kind)
+        for forbidden in (
+            cluster.list(Kind.NODE),
+            cluster.apply(instance(installed.watched, HERE)),
+            cluster.patch_status(Kind.INSTANCE, NamespacedName(installed.watched, f"on-{HERE}"), {}),
+            cluster.delete(Kind.MODEL, NamespacedName(installed.watched, "coder")),
+        ):
+            with pytest.raises(PermanentError, match="may not"):
+                await forbidden
+
+
+async def test_an_agent_reports_on_its_own_node_only(installed: Installed) -> None:
+    status = {"agentEpoch": 7}
+    mine, other = (NamespacedName(installed.watched, f"on-{node}") for node in (HERE, THERE))
+    async with installed.cluster("agent", node=HERE) as cluster:
+        assert {mine.name, other.name} <= await present(cluster, Kind.INSTANCE)
+        assert await cluster.patch_status(Kind.INSTANCE, mine, status)
+        await cluster.note(Note(kind=Kind.INSTANCE, name=mine, reason="Opened", message="model coder takes traffic"))
+        with pytest.raises(PermanentError, match=f'this agent is on node "{HERE}" and reports on Instances of that node only'):
+            await cluster.patch_status(Kind.INSTANCE, other, status)
+        for forbidden in (
+            cluster.list(Kind.MODEL),
+            cluster.list(Kind.NODE),
+            cluster.apply(instance(installed.watched, HERE)),
+            cluster.delete(Kind.INSTANCE, mine),
+            cluster.patch_status(Kind.MODEL, NamespacedName(installed.watched, "coder"), {}),
+        ):
+            with pytest.raises(PermanentError, match="may not"):
+                await forbidden
+    seen = objects(installed.server, installed.watched, "instances")
+    assert seen[mine.name]["status"] == status
+    assert "status" not in seen[other.name]
+    told = installed.server.call("GET", f"/apis/events.k8s.io/v1/namespaces/{installed.watched}/events")["items"]
+    assert ("Opened", mine.name) in {(event["reason"], event["regarding"]["name"]) for event in told}
+
+
+async def test_an_agents_account_without_a_node_reports_nothing(installed: Installed) -> None:
+    """A token that was asked for by hand, not the one of a pod."""
+    async with installed.cluster("agent") as cluster:
+        with pytest.raises(PermanentError, match='this agent is on node ""'):
+            await cluster.patch_status(Kind.INSTANCE, NamespacedName(installed.watched, f"on-{HERE}"), {"agentEpoch": 9})
+
+
+async def test_the_policy_is_about_agents_only(installed: Installed) -> None:
+    installed.server.call(
+        "PATCH",
+        f"/apis/aerostat.dev/v1alpha1/namespaces/{installed.watched}/instances/on-{THERE}/status",
+        {"status": {}},
+        content_type="application/merge-patch+json",
+    )
+
+
+async def test_the_operators_calls_work_and_no_others(installed: Installed) -> None:
+    name = NamespacedName(installed.watched, "made-by-operator")
+    pool = installed.server.call("GET", f"/apis/aerostat.dev/v1alpha1/namespaces/{installed.watched}/pools/cpu")
+    owner = {"apiVersion": "aerostat.dev/v1alpha1", "kind": "Pool", "name": "cpu", "uid": pool["metadata"]["uid"]}
+    reference = owner | {"controller": True, "blockOwnerDeletion": True}
+    made = changed(instance(installed.watched, HERE), {"metadata.name": name.name, "metadata.ownerReferences": [reference]})
+    async with installed.cluster("operator") as cluster:
+        for kind in Kind:
+            assert await present(cluster, kind)
+        await cluster.apply(made)
+        await cluster.apply(changed(made, {"spec.draining": True}))
+        await cluster.delete(Kind.INSTANCE, name)
+        for kind, own in ((Kind.MODEL, "coder"), (Kind.POOL, "cpu"), (Kind.SLO, "interactive")):
+            assert await cluster.patch_status(kind, NamespacedName(installed.watched, own), {"observedGeneration": 1})
+        await cluster.note(Note(kind=Kind.POOL, name=NamespacedName(installed.watched, "cpu"), reason="Placed", message="by a test"))
+        for forbidden in (
+            cluster.apply(changed(FULL[Kind.SLO], {"metadata.namespace": installed.watched})),
+            cluster.delete(Kind.MODEL, NamespacedName(installed.watched, "coder")),
+            cluster.patch_status(Kind.INSTANCE, NamespacedName(installed.watched, f"on-{HERE}"), {}),
+        ):
+            with pytest.raises(PermanentError, match="may not"):
+                await forbidden
+
+
+async def test_the_operator_runs_with_them(installed: Installed, tmp_path: Path) -> None:
+    """The whole process, its Lease included: it makes the quickstart's Instance."""
+    log = tmp_path / "operator.log"
+    kubeconfig = installed.kubeconfig("operator")
+    with OperatorProcess(
+        installed.server,
+        installed.watched,
+        log,
+        kubeconfig=kubeconfig,
+        everywhere=installed.is_wide,
+        lease=f"{installed.namespace}/aerostat-operator",
+    ).leading():
+
+        def has_placed() -> bool:
+            found = objects(installed.server, installed.watched, "instances")
+            return any(m["name"] == "coder" for i in found.values() for m in i["spec"].get("models", ()))
+
+        wait_for(has_placed, "the operator places the models", limit=30.0)
+    assert "orbidden" not in log.read_text()
