@@ -123,7 +123,6 @@ def test_a_disk_that_takes_no_more_is_said_so_and_nothing_half_written_stays(tin
     assert lines[-1]["error"]["reason"] == "DiskFull"
     assert left_half_done(tmp_path) == []
     assert list((tmp_path / "models").iterdir()) == []
-    assert outcome(start(tiny_gguf, tmp_path))[0] == 0, "with room again it works"
 
 
 def test_a_disk_with_too_little_room_is_refused_before_the_work(
