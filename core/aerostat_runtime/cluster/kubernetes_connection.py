@@ -216,7 +216,10 @@ class Connection:
                         self._session = None  # plugins and token files give others from time to time: the next try reads them
                         await session.retire()
                     raise error_of(response.status, status, what=request.what, retry_after=response.headers.get("Retry-After"))
-                yield response
+                try:
+                    yield response
+                finally:
+                    _hang_up_if_unread(response)
         except aiohttp.ClientConnectorCertificateError as error:
             raise SettingError(
                 f"{host} shows a certificate that the kubeconfig does not trust "
@@ -259,6 +262,13 @@ async def _asked(client: ApiClient, request: Request, limits: aiohttp.ClientTime
         _request_timeout=limits,
     )
     return response
+
+
+def _hang_up_if_unread(response: aiohttp.ClientResponse) -> None:
+    """At once: TLS would say goodbye, and wait for a server that may hang. An answer that was read has given its connection back."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 def _status_of(data: bytes) -> Mapping[str, Any]:
