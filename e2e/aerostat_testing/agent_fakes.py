@@ -14,12 +14,13 @@ from aerostat_agent.epochs import EpochSource
 from aerostat_agent.keeper_client import Exit, KeeperRefusalError, KeptProcess
 from aerostat_agent.node import Node
 from aerostat_agent.notes import EngineNote
+from aerostat_agent.policy.settlements import WakeAsked
 from aerostat_agent.policy.tracks import EngineKey, Failure
 from aerostat_agent.reports import EngineReports
 from aerostat_agent.settings import Address, Settings
 from aerostat_agent.supervisor import Supervisor
 from aerostat_agent.weights import NOTE, Weights
-from aerostat_core.ids import Bytes, Epoch, ModelName, NamespacedName, NodeName, PoolName, Seconds, SessionKey
+from aerostat_core.ids import Bytes, Epoch, InstanceName, ModelName, NamespacedName, NodeName, PoolName, Seconds, SessionKey
 from aerostat_core.resources import Resource, name_of
 from aerostat_core.specs import DeviceKind, InstanceModel, InstanceSpec, ResidencyFloor, Sharing, SloTargets
 from aerostat_runtime.cluster.port import Change, Kind, Note, WatchEvent
@@ -251,6 +252,12 @@ async def settle() -> None:
 
 def key(name: str) -> EngineKey:
     return EngineKey(INSTANCE, ModelName(name))
+
+
+def asked(model: NamespacedName, place: str = INSTANCE.name, *ruled_out: str, is_settled: bool = False) -> WakeAsked:
+    """A router's wake."""
+    ruled = frozenset(map(InstanceName, ruled_out))
+    return WakeAsked(model=model, proposed=InstanceName(place), is_settled=is_settled, ruled_out=ruled)
 
 
 def hello(*, tensor_parallel: int = 1, sessions: tuple[tuple[SessionKey, Handle], ...] = ()) -> Hello:

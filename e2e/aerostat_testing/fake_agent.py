@@ -15,6 +15,7 @@ from aerostat.v1 import telemetry_pb2 as pb
 from aerostat.v1 import telemetry_pb2_grpc
 
 HEARTBEAT = 0.1
+MIN_INTERVAL = 0.02
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -41,13 +42,15 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
         self.instances: dict[str, pb.InstanceState] = {}
         self.sessions: dict[tuple[str, str], pb.SessionState] = {}
         self.leases: dict[str, pb.Lease] = {}
-        self.installed: list[pb.InstallLeaseRequest] = []
-        self.consumed: list[tuple[pb.ConsumeLeaseRequest, bool]] = []
+        self.installed: list[pb.LeaseInstalled] = []
+        self.consumed: list[tuple[pb.LeaseConsumed, bool]] = []
+        self.n_lease_updates = 0
         self.wakes: list[pb.WakeRequest] = []
         self.wake_reply = pb.WakeReply(open_in_seconds=1)
         self.refuse_leases = ""
         self.demand: dict[str, pb.ReportDemandRequest] = {}
         self.n_subscriptions = 0
+        self._changed: set[tuple[str, str]] = set()
         self._subscribers: set[asyncio.Queue[pb.TelemetryMessage]] = set()
 
     # What a test says.
@@ -105,25 +108,28 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
         reply.MergeFrom(self.wake_reply)
         return reply
 
-    async def InstallLease(self, request: pb.InstallLeaseRequest, context: _Context) -> pb.InstallLeaseReply:
-        self.installed.append(request)
-        if self.refuse_leases:
-            return pb.InstallLeaseReply(installed=False, reason=self.refuse_leases)
-        expires_at = time.time() + request.ttl_seconds
-        lease = pb.Lease(id=request.lease_id, expires_at=expires_at, units=1, engine_epoch=request.engine_epoch)
-        self.leases[request.session] = lease
-        self._say_session(request.session, request.instance, request.model)
-        return pb.InstallLeaseReply(installed=True, expires_at=expires_at)
-
-    async def ConsumeLease(self, request: pb.ConsumeLeaseRequest, context: _Context) -> pb.ConsumeLeaseReply:
-        lease = self.leases.get(request.session)
-        is_there = lease is not None and lease.id == request.lease_id
-        if is_there:
-            del self.leases[request.session]
-            known = self.sessions[request.session, request.instance]
-            self._say_session(request.session, request.instance, known.model)
-        self.consumed.append((request, is_there))
-        return pb.ConsumeLeaseReply(consumed=is_there)
+    async def UpdateLeases(self, request: pb.UpdateLeasesRequest, context: _Context) -> pb.UpdateLeasesReply:
+        self.n_lease_updates += 1
+        for spent in request.consumed:
+            lease = self.leases.get(spent.session)
+            is_there = lease is not None and lease.id == spent.lease_id
+            if is_there:
+                del self.leases[spent.session]
+                for session in [s for s in self.sessions.values() if s.session == spent.session]:
+                    self._lease_changed(session)
+            self.consumed.append((spent, is_there))
+        for install in request.installed:
+            self.installed.append(install)
+            if not self.refuse_leases:
+                expires_at = time.time() + install.ttl_seconds
+                lease = pb.Lease(id=install.lease_id, expires_at=expires_at, units=1, engine_epoch=install.engine_epoch)
+                self.leases[install.session] = lease
+                unreported = pb.SessionState(
+                    session=install.session, namespace=install.namespace, instance=install.instance, model=install.model
+                )
+                self._lease_changed(self.sessions.get((install.session, install.instance), unreported))
+        refused = [pb.LeaseRefusal(lease_id=i.lease_id, reason=self.refuse_leases) for i in request.installed if self.refuse_leases]
+        return pb.UpdateLeasesReply(refused=refused)
 
     async def ReportDemand(self, request: pb.ReportDemandRequest, context: _Context) -> pb.ReportDemandReply:
         self.demand[request.router] = request
@@ -137,17 +143,22 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
 
     # Inside.
 
-    def _say_session(self, session: str, instance: str, model: str) -> None:
-        known = self.sessions.get((session, instance))
-        state = pb.SessionState()
-        if known is not None:
-            state.CopyFrom(known)
-        else:
-            state = pb.SessionState(session=session, namespace="default", instance=instance, model=model, tier=pb.MISSING)
-        state.ClearField("lease")
-        if session in self.leases:
-            state.lease.CopyFrom(self.leases[session])
-        self.put_session(state)
+    def _lease_changed(self, known: pb.SessionState) -> None:
+        """Published with what else changes within an agent's shortest interval."""
+        session = pb.SessionState()
+        session.CopyFrom(known)
+        session.ClearField("lease")
+        if known.session in self.leases:
+            session.lease.CopyFrom(self.leases[known.session])
+        self.sessions[known.session, known.instance] = session
+        if not self._changed:
+            asyncio.get_running_loop().call_later(MIN_INTERVAL, self._say_changed)
+        self._changed.add((known.session, known.instance))
+
+    def _say_changed(self) -> None:
+        changed = [self.sessions[key] for key in sorted(self._changed)]
+        self._changed.clear()
+        self.say(sessions=changed)
 
     def _message(self, *, full: bool = False, **what: Any) -> pb.TelemetryMessage:
         return pb.TelemetryMessage(agent_epoch=self.epoch, version=self.version, sent_at=time.time(), full=full, **what)

@@ -18,6 +18,7 @@ from aerostat_agent.policy.engines import Verdict, fingerprint
 from aerostat_agent.policy.figures import Figures
 from aerostat_agent.policy.leases import Installed, Lease, LeaseTable
 from aerostat_agent.policy.sessions import Row, SessionTable
+from aerostat_agent.policy.settlements import Settlements
 from aerostat_agent.policy.tracks import EngineKey, Phase, Track
 from aerostat_core.clock import Clock
 from aerostat_core.ids import Bytes, Epoch, LeaseId, NamespacedName, NodeName, Seconds, SessionKey
@@ -72,6 +73,7 @@ class Node:
         self.figures: dict[EngineKey, Figures] = {}
         self.verdicts: dict[EngineKey, Verdict] = {}
         self.transitions: deque[Transition] = deque(maxlen=MAX_TRANSITIONS)  # for whoever notes them
+        self.settlements = Settlements()
         self.woken: set[EngineKey] = set()
         self.deleted: set[NamespacedName] = set()  # instances that go with their last engine
         self.lease_counts: Counter[str] = Counter()
@@ -155,8 +157,9 @@ class Node:
         if engine is None or engine.hello is None or track is None or track.phase is not Phase.OPEN:
             return Installed(lease=None, reason="EngineChanged")
         installed = self.leases.install(lease, now=self.clock.wall(), current_epoch=engine.epoch, limit=engine.hello.max_running)
-        if installed.lease is not None:
-            self._tell((installed.lease,), "installed")
+        if installed.lease is lease:  # not the same one told again
+            self.sessions.leased(Row(lease.engine, lease.session))
+            self._tell((lease,), "installed")
         return installed
 
     def consume_lease(self, lease_id: LeaseId, session: SessionKey) -> bool:

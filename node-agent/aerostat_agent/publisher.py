@@ -1,7 +1,8 @@
 """The telemetry stream: a full snapshot for each new subscriber, then what changed, with consecutive versions.
 
-Every message goes to all subscribers, at once on a change (changes of a few milliseconds share one) and each heartbeat anyway. A
-subscriber that reads too slowly loses its queue and gets a full snapshot next; nobody waits for it.
+Every message goes to all subscribers, soon after a change and each heartbeat anyway. Changes of a few milliseconds share a message,
+and a busy node sends no more than fifty a second: routers read every one. A subscriber that reads too slowly loses its queue and
+gets a full snapshot next; nobody waits for it.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from aerostat_core.ids import NamespacedName, Seconds
 
 MAX_QUEUED: Final = 32
 COALESCE: Final[Seconds] = 0.005
+MIN_INTERVAL: Final[Seconds] = 0.02
 
 
 class Subscriber:
@@ -46,13 +48,15 @@ class Publisher:
         return len(self._subscribers)
 
     async def run(self) -> None:
-        changed = self._node.watch()
+        changed, clock = self._node.watch(), self._node.clock
+        published_at = clock.monotonic() - MIN_INTERVAL
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT):
                     await changed.wait()
-                    await asyncio.sleep(COALESCE)
+                    await asyncio.sleep(max(COALESCE, published_at + MIN_INTERVAL - clock.monotonic()))
             changed.clear()
+            published_at = clock.monotonic()
             self.publish()
 
     async def subscribe(self) -> AsyncIterator[tpb.TelemetryMessage]:

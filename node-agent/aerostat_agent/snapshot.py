@@ -85,7 +85,7 @@ def session_states(node: Node) -> list[tpb.SessionState]:
 
 
 def session_state(node: Node, row: Row, record: SessionRecord) -> tpb.SessionState:
-    """Unsure means missing: a handle of another epoch than the engine's is none."""
+    """A handle of another epoch than the engine's is none. What the engine has still to report is told as that, not as missing."""
     engine = node.engines.get(row.engine)
     handle = record.handle
     is_here = handle is not None and engine is not None and handle.epoch == engine.epoch
@@ -94,7 +94,7 @@ def session_state(node: Node, row: Row, record: SessionRecord) -> tpb.SessionSta
         namespace=row.engine.instance.namespace,
         instance=row.engine.instance.name,
         model=row.engine.model,
-        tier=tpb.DEVICE if is_here else tpb.MISSING,
+        tier=tpb.DEVICE if is_here else tpb.MISSING if record.is_reported else tpb.TIER_UNSPECIFIED,
         turns=record.n_turns,
         last_finished_at=record.last_finished_at,
     )

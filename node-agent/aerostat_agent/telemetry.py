@@ -1,4 +1,4 @@
-"""The Telemetry gRPC service: routers subscribe, wake models, install and consume leases, report demand. Only translation here."""
+"""The Telemetry gRPC service: routers subscribe, wake models, tell of leases, report demand. Only translation here."""
 
 import math
 from collections.abc import AsyncIterator
@@ -10,13 +10,11 @@ from aerostat.v1 import telemetry_pb2 as tpb
 from aerostat.v1 import telemetry_pb2_grpc as rpc
 from aerostat_agent import wire
 from aerostat_agent.node import Node
-from aerostat_agent.policy.leases import Lease
-from aerostat_agent.policy.tracks import EngineKey
 from aerostat_agent.publisher import Publisher
 from aerostat_agent.settings import Address
 from aerostat_agent.wakes import wake
 from aerostat_core.errors import SettingError
-from aerostat_core.ids import Epoch, LeaseId, ModelName, NamespacedName, Seconds, SessionKey
+from aerostat_core.ids import LeaseId, Seconds, SessionKey
 
 MAX_MESSAGE_BYTES: Final = 32 << 20
 STOP_GRACE: Final[Seconds] = 0.5
@@ -34,26 +32,18 @@ class TelemetryService(rpc.TelemetryServicer):
             yield message
 
     async def Wake(self, request: tpb.WakeRequest, context: _Context) -> tpb.WakeReply:
-        model = NamespacedName(request.namespace, request.model)
-        answer = wake(self._node, model, model.sibling(request.instance))
+        answer = wake(self._node, wire.wake_asked(request))
         return tpb.WakeReply(instance=answer.instance, open_in_seconds=answer.open_in, refused=answer.refused, message=answer.message)
 
-    async def InstallLease(self, request: tpb.InstallLeaseRequest, context: _Context) -> tpb.InstallLeaseReply:
-        if not (request.lease_id and request.session and math.isfinite(request.ttl_seconds)):
+    async def UpdateLeases(self, request: tpb.UpdateLeasesRequest, context: _Context) -> tpb.UpdateLeasesReply:
+        if not all(i.lease_id and i.session and math.isfinite(i.ttl_seconds) for i in request.installed):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a lease needs an id, a session and a finite ttl")
-        lease = Lease(
-            id=LeaseId(request.lease_id),
-            engine=EngineKey(NamespacedName(request.namespace, request.instance), ModelName(request.model)),
-            session=SessionKey(request.session),
-            epoch=Epoch(request.engine_epoch),
-            expires_at=self._node.clock.wall() + request.ttl_seconds,
-        )
-        installed = self._node.install_lease(lease)
-        expires_at = installed.lease.expires_at if installed.lease is not None else 0.0
-        return tpb.InstallLeaseReply(installed=installed.lease is not None, reason=installed.reason, expires_at=expires_at)
-
-    async def ConsumeLease(self, request: tpb.ConsumeLeaseRequest, context: _Context) -> tpb.ConsumeLeaseReply:
-        return tpb.ConsumeLeaseReply(consumed=self._node.consume_lease(LeaseId(request.lease_id), SessionKey(request.session)))
+        for spent in request.consumed:
+            self._node.consume_lease(LeaseId(spent.lease_id), SessionKey(spent.session))
+        wall = self._node.clock.wall()
+        answers = [(i.lease_id, self._node.install_lease(wire.lease(i, wall))) for i in request.installed]
+        refused = [tpb.LeaseRefusal(lease_id=lease_id, reason=answer.reason) for lease_id, answer in answers if answer.lease is None]
+        return tpb.UpdateLeasesReply(refused=refused)
 
     async def ReportDemand(self, request: tpb.ReportDemandRequest, context: _Context) -> tpb.ReportDemandReply:
         if not request.router or not 0 < request.window_seconds < math.inf:

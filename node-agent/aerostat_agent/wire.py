@@ -14,8 +14,10 @@ from aerostat_agent.engine_events import (
     Unhealthy,
 )
 from aerostat_agent.policy.demand import Demand
+from aerostat_agent.policy.leases import Lease
+from aerostat_agent.policy.settlements import WakeAsked
 from aerostat_agent.policy.tracks import EngineKey
-from aerostat_core.ids import Epoch, ModelName, NamespacedName, SessionKey
+from aerostat_core.ids import Epoch, InstanceName, LeaseId, ModelName, NamespacedName, Seconds, SessionKey
 from aerostat_core.specs import EngineState
 
 
@@ -95,6 +97,26 @@ _STATES = {
 
 def engine_state(value: EngineState) -> tpb.EngineState.ValueType:
     return _STATES[value]
+
+
+def lease(message: tpb.LeaseInstalled, wall: Seconds) -> Lease:
+    """Stamped: it expires by this agent's clock, whose time is `wall`."""
+    return Lease(
+        id=LeaseId(message.lease_id),
+        engine=EngineKey(NamespacedName(message.namespace, message.instance), ModelName(message.model)),
+        session=SessionKey(message.session),
+        epoch=Epoch(message.engine_epoch),
+        expires_at=wall + message.ttl_seconds,
+    )
+
+
+def wake_asked(message: tpb.WakeRequest) -> WakeAsked:
+    return WakeAsked(
+        model=NamespacedName(message.namespace, message.model),
+        proposed=InstanceName(message.instance),
+        is_settled=message.settled,
+        ruled_out=frozenset(map(InstanceName, message.ruled_out)),
+    )
 
 
 def demand(message: tpb.ModelDemand) -> Demand:

@@ -111,13 +111,12 @@ async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_
         model = await model_state(node, "a")
         await stream_chat(http, model, 40, asyncio.Event())
         async with telemetry_of(status["agentAddress"]) as telemetry, asyncio.timeout(60):
-            install = tpb.InstallLeaseRequest(
+            install = tpb.LeaseInstalled(
                 namespace="default", instance="cpu-0", model="a", session="session-1", lease_id="l1", ttl_seconds=60
             )
             install.engine_epoch = model.engine_epoch
-            first, again = [await telemetry.InstallLease(install) for _ in range(2)]
-            assert first.installed
-            assert first == again
+            for _ in range(2):
+                assert not (await telemetry.UpdateLeases(tpb.UpdateLeasesRequest(installed=[install]))).refused
             sessions: dict[str, tpb.SessionState] = {}
             version = None
             async for message in telemetry.Subscribe(tpb.SubscribeRequest(router="r")):
@@ -133,8 +132,8 @@ async def test_an_engine_that_is_killed_is_missed_at_once_and_started_again(tmp_
                     break
             assert sessions["session-1"].tier == tpb.MISSING
             assert not sessions["session-1"].HasField("lease")
-            consumed = await telemetry.ConsumeLease(tpb.ConsumeLeaseRequest(session="session-1", lease_id="l1"))
-            assert not consumed.consumed
+            again = await telemetry.UpdateLeases(tpb.UpdateLeasesRequest(installed=[install]))
+            assert [refusal.reason for refusal in again.refused] == ["AlreadyEnded"]
         reasons = [note["reason"] for note in await node.cluster.notes()]
         assert "EngineExited" in reasons
         admin = re.search(r"metrics and health on (\S+)", node.said("agent"))

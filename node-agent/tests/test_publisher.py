@@ -130,7 +130,7 @@ async def test_a_change_is_published_at_once_and_a_burst_of_changes_in_one_messa
         assert before is not None
         for i in range(50):
             rig.reports.on_event(rig.identity("a"), turn(f"s{i}", process.epoch))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.03)
         assert len(follower.sessions) == 50
         assert follower.version is not None
         assert follower.version - before <= 2
@@ -147,7 +147,7 @@ async def test_the_death_of_an_engine_reaches_routers_at_once_with_its_sessions_
         await settle()
         assert follower.sessions["s"].lease.id == "l"
         rig.keeper.end(process.epoch, -9)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.03)
         assert (follower.model("a").state, follower.model("a").host) != (tpb.OPEN, "127.0.0.1")
         assert follower.sessions["s"].tier == tpb.MISSING
         assert not follower.sessions["s"].HasField("lease")

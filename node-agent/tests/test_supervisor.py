@@ -20,7 +20,7 @@ from aerostat_core.defaults import RESTART_DELAYS
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EXIT_BAD_SPEC, EngineLaunch
 from aerostat_core.ids import Epoch, LeaseId, NamespacedName, Seconds, SessionKey
 from aerostat_core.specs import EngineState
-from aerostat_testing.agent_fakes import INSTANCE, AgentRig, hello, instance_model, instance_spec, key, settle
+from aerostat_testing.agent_fakes import INSTANCE, AgentRig, asked, hello, instance_model, instance_spec, key, settle
 
 pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
 
@@ -113,7 +113,7 @@ async def test_an_engine_that_keeps_dying_is_started_again_with_growing_pauses_a
         assert "exit code 1" in message
         assert "the very last line" in message
         assert "first" not in message  # the words of the run before
-        answer = wake(rig.node, MODEL_A, INSTANCE)
+        answer = wake(rig.node, asked(MODEL_A))
         assert answer.refused == "EngineExited"
         rig.node.declare(instance_spec(instance_model("a", uri="file:///other")))
         await rig.started("a")  # a new spec gets new tries

@@ -14,7 +14,7 @@ from aerostat_agent.policy.tracks import Phase
 from aerostat_agent.wakes import wake
 from aerostat_core.ids import Epoch, NamespacedName, Seconds
 from aerostat_core.specs import EngineState
-from aerostat_testing.agent_fakes import INSTANCE, AgentRig, FakeKeeper, instance_model, instance_spec, key, settle
+from aerostat_testing.agent_fakes import INSTANCE, AgentRig, FakeKeeper, asked, instance_model, instance_spec, key, settle
 
 pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
 
@@ -88,7 +88,7 @@ async def test_a_new_agent_adopts_what_runs_and_starts_no_second_engine(tmp_path
     rig.node.declare(spec)
     async with rig.running():
         await rig.open("a")
-        wake(rig.node, NamespacedName("default", "w"), INSTANCE)
+        wake(rig.node, asked(NamespacedName("default", "w")))
         await rig.started("w")
         before = dict(rig.keeper.engines)
     again = AgentRig(tmp_path, rig.keeper)
@@ -146,9 +146,9 @@ async def test_wakes_are_one_wake_and_a_woken_model_stays_until_its_spec_changes
     async with rig.running():
         await settle()
         assert state(rig) == (EngineState.ABSENT, "NotResident")
-        answers = [wake(rig.node, MODEL_A, INSTANCE) for _ in range(3)]
+        answers = [wake(rig.node, asked(MODEL_A)) for _ in range(3)]
         await rig.open("a")
-        answers.append(wake(rig.node, MODEL_A, INSTANCE))
+        answers.append(wake(rig.node, asked(MODEL_A)))
         assert [a.instance for a in answers] == ["cpu-0"] * 4
         assert not any(a.refused for a in answers)
         assert answers[0].open_in > 0
@@ -168,15 +168,15 @@ async def test_a_wake_that_cannot_be_is_refused_with_its_reason(tmp_path: Path) 
     rig.node.declare(instance_spec(instance_model("a", resident=False), memory=5 << 20))
     async with rig.running():
         await settle()
-        assert wake(rig.node, MODEL_A, NamespacedName("default", "elsewhere")).refused == "NoSuchInstance"
-        assert wake(rig.node, NamespacedName("default", "unknown"), INSTANCE).refused == "ModelNotAllowed"
-        assert not wake(rig.node, MODEL_A, INSTANCE).refused
+        assert wake(rig.node, asked(MODEL_A, "elsewhere", is_settled=True)).refused == "NoSuchInstance"
+        assert wake(rig.node, asked(NamespacedName("default", "unknown"))).refused == "ModelNotAllowed"
+        assert not wake(rig.node, asked(MODEL_A)).refused
         await asyncio.sleep(2)
-        answer = wake(rig.node, MODEL_A, INSTANCE)
+        answer = wake(rig.node, asked(MODEL_A))
         assert answer.refused == "InsufficientMemory"
         assert "there are 5Mi of 5Mi" in answer.message
         rig.node.declare(instance_spec(instance_model("a", resident=False), draining=True))
-        assert wake(rig.node, MODEL_A, INSTANCE).refused == "InstanceDraining"
+        assert wake(rig.node, asked(MODEL_A)).refused == "InstanceDraining"
 
 
 async def test_a_fenced_agent_does_not_go_on(tmp_path: Path) -> None:

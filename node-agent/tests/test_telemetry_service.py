@@ -60,11 +60,12 @@ async def serving(rig: AgentRig) -> AsyncGenerator[str, None]:
 async def test_malformed_requests_are_invalid_arguments(tmp_path: Path) -> None:
     async with serving(AgentRig(tmp_path)) as address, telemetry_of(address) as agent:
         leases = [
-            tpb.InstallLeaseRequest(session="s", ttl_seconds=1),
-            tpb.InstallLeaseRequest(lease_id="l", ttl_seconds=1),
-            tpb.InstallLeaseRequest(lease_id="l", session="s", ttl_seconds=float("nan")),
+            tpb.LeaseInstalled(session="s", ttl_seconds=1),
+            tpb.LeaseInstalled(lease_id="l", ttl_seconds=1),
+            tpb.LeaseInstalled(lease_id="l", session="s", ttl_seconds=float("nan")),
         ]
-        assert {await agent.InstallLease(r).code() for r in leases} == {grpc.StatusCode.INVALID_ARGUMENT}
+        updates = [tpb.UpdateLeasesRequest(installed=[lease]) for lease in leases]
+        assert {await agent.UpdateLeases(update).code() for update in updates} == {grpc.StatusCode.INVALID_ARGUMENT}
         reports = [
             tpb.ReportDemandRequest(window_seconds=1),
             tpb.ReportDemandRequest(router="r"),
@@ -77,12 +78,13 @@ async def test_refusals_are_answers(tmp_path: Path) -> None:
     rig = AgentRig(tmp_path)
     rig.node.declare(instance_spec(instance_model("a")))
     async with serving(rig) as address, telemetry_of(address) as agent:
-        wake = await agent.Wake(tpb.WakeRequest(namespace="default", model="a", instance="elsewhere", router="r"))
+        wake = await agent.Wake(tpb.WakeRequest(namespace="default", model="a", instance="elsewhere", router="r", settled=True))
         assert (wake.refused, wake.instance) == ("NoSuchInstance", "elsewhere")
-        lease = tpb.InstallLeaseRequest(namespace="default", instance="cpu-0", model="a", session="s", lease_id="l", ttl_seconds=1)
-        answer = await agent.InstallLease(lease)
-        assert (answer.installed, answer.reason) == (False, "EngineChanged")
-        assert not (await agent.ConsumeLease(tpb.ConsumeLeaseRequest(session="s", lease_id="l"))).consumed
+        lease = tpb.LeaseInstalled(namespace="default", instance="cpu-0", model="a", session="s", lease_id="l", ttl_seconds=1)
+        answer = await agent.UpdateLeases(tpb.UpdateLeasesRequest(installed=[lease]))
+        assert [(refusal.lease_id, refusal.reason) for refusal in answer.refused] == [("l", "EngineChanged")]
+        spent = tpb.LeaseConsumed(session="s", lease_id="l")
+        assert not (await agent.UpdateLeases(tpb.UpdateLeasesRequest(consumed=[spent]))).refused
 
 
 async def test_demand_of_two_routers_is_summed(tmp_path: Path) -> None:

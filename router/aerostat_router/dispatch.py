@@ -64,7 +64,7 @@ class Dispatcher:
         self.is_draining = False
         self._is_healthy = is_healthy
         self._background = background
-        self._leases = LeaseDesk(router=router, catalog=catalog, fleet=fleet, link=link, background=background)
+        self._leases = LeaseDesk(router=router, catalog=catalog, fleet=fleet, link=link, clock=clock, background=background)
         self._active: set[Call] = set()
         self._held = HeldCalls(self._tick)
         self._waker = Waker(

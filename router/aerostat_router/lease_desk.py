@@ -1,34 +1,41 @@
-"""Leases of this router's own calls: known here at once, told to their agents in the background.
+"""Leases of this router's own calls: known here at once, told to their agents in batches.
 
 The call never waits for an agent: a consumption is compare-and-delete there, and a router that loses it goes unreserved.
 """
 
-import logging
 from collections.abc import Callable
 
+from aerostat_core.clock import Clock
 from aerostat_core.defaults import LEASE_TTL
 from aerostat_core.ids import LeaseId, Seconds
 from aerostat_router.background import Background
 from aerostat_router.calls import Call, Target
 from aerostat_router.catalog import Catalog
 from aerostat_router.fleet import Fleet
+from aerostat_router.lease_outbox import LeaseOutbox
 from aerostat_router.policy.placement import Discard
-from aerostat_router.policy.views import LeaseView
-from aerostat_router.telemetry_client import AgentLink, AgentUnreachableError
-from aerostat_router.wire import consume_request, install_request
-
-logger = logging.getLogger(__name__)
+from aerostat_router.policy.views import Candidate, LeaseView
+from aerostat_router.telemetry_client import AgentLink
 
 
 class LeaseDesk:
     def __init__(
-        self, *, router: str, catalog: Catalog, fleet: Fleet, link: Callable[[str], AgentLink | None], background: Background
+        self,
+        *,
+        router: str,
+        catalog: Catalog,
+        fleet: Fleet,
+        link: Callable[[str], AgentLink | None],
+        clock: Clock,
+        background: Background,
     ) -> None:
         self._router = router
         self._catalog = catalog
         self._fleet = fleet
         self._link = link
+        self._clock = clock
         self._background = background
+        self._outboxes: dict[AgentLink, LeaseOutbox] = {}
         self._n_leases = 0
 
     def install(self, call: Call, target: Target, now: Seconds) -> None:
@@ -48,9 +55,8 @@ class LeaseDesk:
             expires_at=now + ttl,
         )
         self._fleet.leases.install(lease)
-        link = self._link(candidate.source.address)
-        if link is not None:
-            self._background.start(self._tell_installed(link, lease, ttl), name="install lease")
+        if (outbox := self._outbox(candidate)) is not None:
+            outbox.install(lease)
 
     def consume(self, lease: LeaseView) -> None:
         self._fleet.leases.consume(lease)
@@ -62,21 +68,19 @@ class LeaseDesk:
 
     def _tell_spent(self, lease: LeaseView) -> None:
         candidate = self._fleet.candidate(lease.instance, lease.model)
-        link = self._link(candidate.source.address) if candidate is not None else None
-        if link is not None:
-            self._background.start(self._tell_consumed(link, lease), name="consume lease")
+        if candidate is not None and (outbox := self._outbox(candidate)) is not None:
+            outbox.consume(lease)
 
-    async def _tell_installed(self, link: AgentLink, lease: LeaseView, ttl: Seconds) -> None:
-        try:
-            reply = await link.install_lease(install_request(lease, ttl))
-        except AgentUnreachableError as error:
-            logger.info("a lease stays this router's own: %s", error.message)
-            return
-        if not reply.installed:
-            self._fleet.leases.refused(lease, "refused_by_agent")
+    def _outbox(self, candidate: Candidate) -> LeaseOutbox | None:
+        """None: no link leads to its agent any more."""
+        link = self._link(candidate.source.address)
+        if link is None:
+            return None
+        outbox = self._outboxes.get(link)
+        if outbox is None:
+            self._outboxes = {known: box for known, box in self._outboxes.items() if self._link(known.address) is known}
+            outbox = self._outboxes[link] = LeaseOutbox(link.update_leases, self._refused, self._clock, self._background)
+        return outbox
 
-    async def _tell_consumed(self, link: AgentLink, lease: LeaseView) -> None:
-        try:
-            await link.consume_lease(consume_request(lease))
-        except AgentUnreachableError as error:
-            logger.info("a spent lease will expire by itself: %s", error.message)
+    def _refused(self, lease: LeaseView, reason: str) -> None:
+        self._fleet.leases.refused(lease, "refused_by_agent")

@@ -17,9 +17,10 @@ from aerostat.v1.telemetry_pb2_grpc import TelemetryStub
 from aerostat_core.clock import Clock
 from aerostat_core.defaults import SILENT_AFTER
 from aerostat_core.errors import TemporaryError
-from aerostat_core.ids import Seconds
+from aerostat_core.ids import LeaseId, Seconds
 from aerostat_router.fleet import AgentUpdate
-from aerostat_router.wire import UpdateReader
+from aerostat_router.policy.views import LeaseView
+from aerostat_router.wire import UpdateReader, lease_updates
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +71,10 @@ class AgentLink:
     async def wake(self, request: pb.WakeRequest) -> pb.WakeReply:
         return await self._call(self._stub.Wake(request, timeout=WAKE_TIMEOUT))
 
-    async def install_lease(self, request: pb.InstallLeaseRequest) -> pb.InstallLeaseReply:
-        return await self._call(self._stub.InstallLease(request, timeout=CALL_TIMEOUT))
-
-    async def consume_lease(self, request: pb.ConsumeLeaseRequest) -> pb.ConsumeLeaseReply:
-        return await self._call(self._stub.ConsumeLease(request, timeout=CALL_TIMEOUT))
+    async def update_leases(self, consumed: list[LeaseView], installed: list[tuple[LeaseView, Seconds]]) -> dict[LeaseId, str]:
+        """Returns why leases were refused, by id."""
+        reply = await self._call(self._stub.UpdateLeases(lease_updates(consumed, installed), timeout=CALL_TIMEOUT))
+        return {LeaseId(refusal.lease_id): refusal.reason for refusal in reply.refused}
 
     async def report_demand(self, request: pb.ReportDemandRequest) -> pb.ReportDemandReply:
         return await self._call(self._stub.ReportDemand(request, timeout=CALL_TIMEOUT))

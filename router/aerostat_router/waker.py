@@ -1,12 +1,12 @@
 """Has a model opened, once for all the calls that wait for it.
 
 The model's wake owner, the first healthy instance in rendezvous order, settles where: its agent fixes the first proposal and tells it
-to every router that asks meanwhile. If that place belongs to another agent, the model is asked for there too.
+to every router that asks meanwhile. If that place is another agent's, the router asks that one to open it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from aerostat.v1 import telemetry_pb2 as pb
@@ -80,45 +80,49 @@ class Waker:
 
     async def _ask(self, model: NamespacedName, proposals: Sequence[Candidate]) -> _Answer:
         now = self._clock.monotonic()
-        places = [c for c in self._fleet.candidates(model) if self._fleet.is_fresh(c.source.address, now)]
-        owners = wake_order(model, (c.engine.instance for c in places))
-        refusal = "no agent that may hold it answers"
+        candidates = self._fleet.candidates(model)
+        owners = wake_order(model, (c.engine.instance for c in candidates if self._fleet.is_fresh(c.source.address, now)))
+        ruled_out = {c.engine.place for c in candidates if c.engine.can_serve}
+        answer = _Answer(is_under_way=False, message="no agent that may hold it answers")
         for proposal in proposals:
-            answer = await self._propose(model, owners, proposal.engine.instance)
-            if answer is not None and answer.is_under_way:
-                self._metrics.woke(model, "under_way")
-                return answer
-            refusal = answer.message if answer is not None else refusal
-        self._metrics.woke(model, "refused")
-        return _Answer(is_under_way=False, message=refusal)
+            if proposal.engine.place in ruled_out:
+                continue
+            settled = await self._settle(model, owners, proposal.engine.place, ruled_out)
+            if settled is None:
+                break
+            place, answer = settled
+            if answer.is_under_way:
+                break
+            ruled_out.add(place)
+        self._metrics.woke(model, "under_way" if answer.is_under_way else "refused")
+        return answer
 
-    async def _propose(self, model: NamespacedName, owners: Sequence[NamespacedName], instance: NamespacedName) -> _Answer | None:
-        """None: no owner can be reached."""
+    async def _settle(
+        self, model: NamespacedName, owners: Sequence[NamespacedName], proposed: str, ruled_out: Collection[str]
+    ) -> tuple[str, _Answer] | None:
+        """Where the wake owner has it opened, and what comes of it there. None: no owner can be reached."""
         for owner in owners:
             address = self._address(owner, model)
-            reply = await self._call(address, model, instance)
+            reply = await self._call(address, wake_request(self._router, model, proposed, ruled_out=ruled_out))
             if reply is None:
                 continue
-            own = self._address(instance, model)
-            if reply.refused and own != address:  # an agent that knows its own instances only
-                reply = await self._call(own, model, instance) or reply
-            if reply.refused:
-                return _Answer(is_under_way=False, message=f"{instance.name}: {reply.message or reply.refused}")
-            settled = instance.sibling(reply.instance) if reply.instance else instance
-            there = self._address(settled, model)
-            if there is not None and there != address:
-                reply = await self._call(there, model, settled) or reply
-            return _Answer(is_under_way=not reply.refused, message=reply.message)
+            place = reply.instance or proposed
+            own = self._address(model.sibling(place), model)
+            if own != address and not reply.refused:
+                reply = await self._call(own, wake_request(self._router, model, place, is_settled=True))
+                if reply is None:
+                    return place, _Answer(is_under_way=False, message=f"{place}: its agent does not answer")
+            return place, _Answer(is_under_way=not reply.refused, message=f"{place}: {reply.message or reply.refused}")
         return None
 
-    async def _call(self, address: str | None, model: NamespacedName, instance: NamespacedName) -> pb.WakeReply | None:
+    async def _call(self, address: str | None, request: pb.WakeRequest) -> pb.WakeReply | None:
         link = self._link(address) if address is not None else None
         if link is None:
             return None
         try:
-            return await link.wake(wake_request(self._router, instance, model))
+            return await link.wake(request)
         except AgentUnreachableError as error:
-            logger.info("wake of %s: %s", model, error.message)
+            logger.info("wake of %s: %s", request.model, error.message)
             return None
 
     def _address(self, instance: NamespacedName, model: NamespacedName) -> str | None:

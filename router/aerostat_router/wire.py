@@ -111,14 +111,15 @@ def _session(s: pb.SessionState, to_local: Seconds) -> SessionView:
             epoch=Epoch(s.lease.engine_epoch),
             expires_at=s.lease.expires_at + to_local,
             units=max(1, s.lease.units),
+            is_published=True,
         )
     return SessionView(
         session=key,
         model=model,
         instance=instance,
         epoch=Epoch(s.handle.engine_epoch or s.lease.engine_epoch),
-        # A lease may be published before the first finish report: the engine has just served the turn, so it holds it.
-        tier=Tier.DEVICE if lease is not None and not s.turns else _TIERS.get(s.tier, Tier.MISSING),
+        tier=_TIERS.get(s.tier, Tier.MISSING),
+        is_reported=s.tier != pb.TIER_UNSPECIFIED,
         n_tokens=s.handle.n_tokens,
         lease=lease,
         is_suspended=s.suspended,
@@ -127,21 +128,22 @@ def _session(s: pb.SessionState, to_local: Seconds) -> SessionView:
     )
 
 
-def install_request(lease: LeaseView, ttl: Seconds) -> pb.InstallLeaseRequest:
-    return pb.InstallLeaseRequest(
-        namespace=lease.instance.namespace,
-        instance=lease.instance.name,
-        model=lease.model.name,
-        session=lease.session,
-        lease_id=lease.id,
-        ttl_seconds=ttl,
-        engine_epoch=lease.epoch,
-    )
-
-
-def consume_request(lease: LeaseView) -> pb.ConsumeLeaseRequest:
-    return pb.ConsumeLeaseRequest(
-        namespace=lease.instance.namespace, instance=lease.instance.name, session=lease.session, lease_id=lease.id
+def lease_updates(consumed: Iterable[LeaseView], installed: Iterable[tuple[LeaseView, Seconds]]) -> pb.UpdateLeasesRequest:
+    """`installed` with the time that each has left."""
+    return pb.UpdateLeasesRequest(
+        consumed=[pb.LeaseConsumed(session=lease.session, lease_id=lease.id) for lease in consumed],
+        installed=[
+            pb.LeaseInstalled(
+                namespace=lease.instance.namespace,
+                instance=lease.instance.name,
+                model=lease.model.name,
+                session=lease.session,
+                lease_id=lease.id,
+                ttl_seconds=left,
+                engine_epoch=lease.epoch,
+            )
+            for lease, left in installed
+        ],
     )
 
 
@@ -156,5 +158,14 @@ def demand_request(router: str, window: Seconds, demand: Iterable[Demand]) -> pb
     )
 
 
-def wake_request(router: str, instance: NamespacedName, model: NamespacedName) -> pb.WakeRequest:
-    return pb.WakeRequest(namespace=model.namespace, model=model.name, instance=instance.name, router=router)
+def wake_request(
+    router: str, model: NamespacedName, instance: str, *, is_settled: bool = False, ruled_out: Iterable[str] = ()
+) -> pb.WakeRequest:
+    return pb.WakeRequest(
+        namespace=model.namespace,
+        model=model.name,
+        instance=instance,
+        router=router,
+        settled=is_settled,
+        ruled_out=sorted(ruled_out),
+    )

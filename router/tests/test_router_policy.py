@@ -1,6 +1,7 @@
 """Placement, admission, identity and the small policies: properties first, then the examples that a reader wants to see."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from aerostat_router.policy.cost import cost, rank
 from aerostat_router.policy.demand import Demand, DemandWindow, Sight
 from aerostat_router.policy.estimates import TokenEstimates
 from aerostat_router.policy.overload import Shedding, on_overload
-from aerostat_router.policy.placement import Discard, Lack, Nothing, Route, Send, Situation, Wake, judge_lease, place
+from aerostat_router.policy.placement import Discard, Lack, Nothing, Route, Send, Situation, Wake, honour, judge_lease, place
 from aerostat_router.policy.sessions import (
     OwnSessions,
     SessionIdError,
@@ -33,6 +34,15 @@ MODEL = NamespacedName("default", "m")
 TIMING = Timing.of(LatencyProfile(prefill={1: 0.001, 1024: 1.0}, decode={1: 0.01, 8: 0.02}))
 CALL = CallView(model=MODEL, session=SessionKey("s"), n_prompt_tokens=100, n_output_tokens=10)
 NOW = 100.0
+PUBLISHED = LeaseView(
+    id=LeaseId("l"),
+    session=SessionKey("s"),
+    model=MODEL,
+    instance=NamespacedName("default", "a"),
+    epoch=Epoch(1),
+    expires_at=NOW + 1,
+    is_published=True,
+)
 SITUATION = Situation(now=NOW, ttft=5.0, replica_penalty=lambda instance: 0.0, n_calls=lambda: 100)
 
 
@@ -202,8 +212,17 @@ def test_a_lease_is_honoured_while_its_engine_run_lives_and_holds_the_prefix(
     excluded: Sequence[tuple[NamespacedName, Epoch]],
     expected: Discard | None,
 ) -> None:
-    lease = LeaseView(id=LeaseId("l"), session=SessionKey("s"), model=MODEL, instance=name("a"), epoch=Epoch(1), expires_at=NOW + 1)
-    assert judge_lease(lease, there, held, excluded) is expected
+    assert judge_lease(PUBLISHED, there, held, excluded) is expected
+
+
+def test_a_lease_is_trusted_before_telemetry_has_heard_of_its_turn() -> None:
+    there, missing = candidate("a"), holding("a", Tier.MISSING)
+    own = replace(PUBLISHED, is_published=False)
+    unreported = {instance: replace(view, is_reported=False) for instance, view in missing.items()}
+    for lease, held in ((own, missing), (PUBLISHED, unreported)):
+        assert judge_lease(lease, there, held, ()) is None
+        assert honour(lease, CALL, there, held, NOW).tier is Tier.DEVICE
+    assert judge_lease(own, candidate("a", epoch=Epoch(2)), missing, ()) is Discard.EPOCH
 
 
 turns = st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=12)

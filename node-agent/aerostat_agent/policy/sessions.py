@@ -25,9 +25,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """`handle` is None once the prefix is missing. `last_finished_at` is wall clock."""
+    """`handle` is None once the prefix is missing. `last_finished_at` is wall clock.
+
+    `is_reported` is false from a lease for a turn that the engine has not reported yet until its next word: it has just served
+    the session, so nobody may take the prefix for missing.
+    """
 
     handle: Handle | None
+    is_reported: bool = True
     n_turns: int = 0
     last_finished_at: Seconds = 0.0
 
@@ -64,24 +69,28 @@ class SessionTable:
         self.missing(engine, [row.session for row in self._rows if row.engine == engine and row.session not in there])
         for session, handle in there.items():
             old = self._rows.get(Row(engine, session), SessionRecord(handle=None, last_finished_at=wall))
-            self._put(Row(engine, session), replace(old, handle=handle))
+            self._put(Row(engine, session), replace(old, handle=handle, is_reported=True))
 
     def missing(self, engine: EngineKey, sessions: Iterable[SessionKey]) -> None:
         """Their prefixes left the engine."""
         for session in sessions:
             row = Row(engine, session)
-            if (old := self._rows.get(row)) is not None and old.handle is not None:
-                self._rows[row] = replace(old, handle=None)
+            if (old := self._rows.get(row)) is not None and (old.handle is not None or not old.is_reported):
+                self._rows[row] = replace(old, handle=None, is_reported=True)
                 self._changed.add(row)
 
     def engine_ended(self, engine: EngineKey) -> None:
         self.missing(engine, [row.session for row in self._rows if row.engine == engine])
 
+    def leased(self, row: Row) -> None:
+        """A router saw a turn of it end here. Routers are often faster to tell than engines: its row may begin with this."""
+        old = self._rows.get(row, SessionRecord(handle=None))
+        self._put(row, replace(old, is_reported=old.handle is not None))
+
     def lease_changed(self, row: Row) -> None:
-        """Its lease is another one now; a session whose first turn has not been reported yet gets its row here."""
-        if row not in self._rows:
-            self._put(row, SessionRecord(handle=None))
-        self._changed.add(row)
+        """Its lease is another one now, or none."""
+        if row in self._rows:
+            self._changed.add(row)
 
     def take_changes(self) -> tuple[tuple[Row, ...], tuple[SessionKey, ...]]:
         """Rows that changed and sessions that no row is left of, since the last call."""

@@ -54,6 +54,7 @@ class _Tier:
 class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    """the engine's report of the turn that a lease was installed for is still to come"""
     DEVICE: _Tier.ValueType  # 1
     HOST: _Tier.ValueType  # 2
     MISSING: _Tier.ValueType  # 3
@@ -61,6 +62,7 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper): ...
 
 TIER_UNSPECIFIED: Tier.ValueType  # 0
+"""the engine's report of the turn that a lease was installed for is still to come"""
 DEVICE: Tier.ValueType  # 1
 HOST: Tier.ValueType  # 2
 MISSING: Tier.ValueType  # 3
@@ -426,10 +428,19 @@ class WakeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     ROUTER_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    RULED_OUT_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     model: _builtins.str
     instance: _builtins.str
+    """proposed"""
     router: _builtins.str
+    settled: _builtins.bool
+    """the model's wake owner has fixed this place: it is opened here or refused"""
+    @_builtins.property
+    def ruled_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """instances that answer no need: the model is open there, or was refused there"""
+
     def __init__(
         self,
         *,
@@ -437,10 +448,12 @@ class WakeRequest(_message.Message):
         model: _builtins.str = ...,
         instance: _builtins.str = ...,
         router: _builtins.str = ...,
+        settled: _builtins.bool = ...,
+        ruled_out: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "model", b"model", "namespace", b"namespace", "router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "model", b"model", "namespace", b"namespace", "router", b"router", "ruled_out", b"ruled_out", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,10 +468,10 @@ class WakeReply(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     instance: _builtins.str
-    """where it opens: the first proposal wins"""
+    """where it opens: the first proposal wins. On another node: ask that node's agent, settled"""
     open_in_seconds: _builtins.float
     refused: _builtins.str
-    """CamelCase reason; empty: under way or open"""
+    """CamelCase reason; empty: under way, open, or another agent's to open"""
     message: _builtins.str
     def __init__(
         self,
@@ -477,7 +490,57 @@ class WakeReply(_message.Message):
 Global___WakeReply: _TypeAlias = WakeReply  # noqa: Y015
 
 @_typing.final
-class InstallLeaseRequest(_message.Message):
+class UpdateLeasesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMED_FIELD_NUMBER: _builtins.int
+    INSTALLED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def consumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseConsumed]:
+        """first, since they free units; compare-and-delete: the second to come deletes nothing"""
+
+    @_builtins.property
+    def installed(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseInstalled]:
+        """in order: of one session's the last stands"""
+
+    def __init__(
+        self,
+        *,
+        consumed: _abc.Iterable[Global___LeaseConsumed] | None = ...,
+        installed: _abc.Iterable[Global___LeaseInstalled] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed", b"consumed", "installed", b"installed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateLeasesRequest: _TypeAlias = UpdateLeasesRequest  # noqa: Y015
+
+@_typing.final
+class UpdateLeasesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRefusal]:
+        """installs only"""
+
+    def __init__(
+        self,
+        *,
+        refused: _abc.Iterable[Global___LeaseRefusal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateLeasesReply: _TypeAlias = UpdateLeasesReply  # noqa: Y015
+
+@_typing.final
+class LeaseInstalled(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
@@ -493,6 +556,7 @@ class InstallLeaseRequest(_message.Message):
     session: _builtins.str
     lease_id: _builtins.str
     ttl_seconds: _builtins.float
+    """from now on"""
     engine_epoch: _builtins.int
     """of the engine that served the turn; another one now: refused"""
     def __init__(
@@ -512,79 +576,52 @@ class InstallLeaseRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___InstallLeaseRequest: _TypeAlias = InstallLeaseRequest  # noqa: Y015
+Global___LeaseInstalled: _TypeAlias = LeaseInstalled  # noqa: Y015
 
 @_typing.final
-class InstallLeaseReply(_message.Message):
+class LeaseConsumed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    INSTALLED_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    EXPIRES_AT_FIELD_NUMBER: _builtins.int
-    installed: _builtins.bool
-    reason: _builtins.str
-    expires_at: _builtins.float
-    def __init__(
-        self,
-        *,
-        installed: _builtins.bool = ...,
-        reason: _builtins.str = ...,
-        expires_at: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "installed", b"installed", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InstallLeaseReply: _TypeAlias = InstallLeaseReply  # noqa: Y015
-
-@_typing.final
-class ConsumeLeaseRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAMESPACE_FIELD_NUMBER: _builtins.int
-    INSTANCE_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    namespace: _builtins.str
-    instance: _builtins.str
     session: _builtins.str
     lease_id: _builtins.str
     def __init__(
         self,
         *,
-        namespace: _builtins.str = ...,
-        instance: _builtins.str = ...,
         session: _builtins.str = ...,
         lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "lease_id", b"lease_id", "namespace", b"namespace", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ConsumeLeaseRequest: _TypeAlias = ConsumeLeaseRequest  # noqa: Y015
+Global___LeaseConsumed: _TypeAlias = LeaseConsumed  # noqa: Y015
 
 @_typing.final
-class ConsumeLeaseReply(_message.Message):
+class LeaseRefusal(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CONSUMED_FIELD_NUMBER: _builtins.int
-    consumed: _builtins.bool
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    reason: _builtins.str
+    """CamelCase"""
     def __init__(
         self,
         *,
-        consumed: _builtins.bool = ...,
+        lease_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed", b"consumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ConsumeLeaseReply: _TypeAlias = ConsumeLeaseReply  # noqa: Y015
+Global___LeaseRefusal: _TypeAlias = LeaseRefusal  # noqa: Y015
 
 @_typing.final
 class ReportDemandRequest(_message.Message):

@@ -44,15 +44,10 @@ class TelemetryStub:
                 request_serializer=aerostat_dot_v1_dot_telemetry__pb2.WakeRequest.SerializeToString,
                 response_deserializer=aerostat_dot_v1_dot_telemetry__pb2.WakeReply.FromString,
                 _registered_method=True)
-        self.InstallLease = channel.unary_unary(
-                '/aerostat.v1.Telemetry/InstallLease',
-                request_serializer=aerostat_dot_v1_dot_telemetry__pb2.InstallLeaseRequest.SerializeToString,
-                response_deserializer=aerostat_dot_v1_dot_telemetry__pb2.InstallLeaseReply.FromString,
-                _registered_method=True)
-        self.ConsumeLease = channel.unary_unary(
-                '/aerostat.v1.Telemetry/ConsumeLease',
-                request_serializer=aerostat_dot_v1_dot_telemetry__pb2.ConsumeLeaseRequest.SerializeToString,
-                response_deserializer=aerostat_dot_v1_dot_telemetry__pb2.ConsumeLeaseReply.FromString,
+        self.UpdateLeases = channel.unary_unary(
+                '/aerostat.v1.Telemetry/UpdateLeases',
+                request_serializer=aerostat_dot_v1_dot_telemetry__pb2.UpdateLeasesRequest.SerializeToString,
+                response_deserializer=aerostat_dot_v1_dot_telemetry__pb2.UpdateLeasesReply.FromString,
                 _registered_method=True)
         self.ReportDemand = channel.unary_unary(
                 '/aerostat.v1.Telemetry/ReportDemand',
@@ -72,21 +67,15 @@ class TelemetryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wake(self, request, context):
-        """Idempotent. Brings an allowed model to Open on this node's instance, or says why not.
+        """Idempotent. Settles where a model is opened (the first proposal wins, on whatever node it lies), and opens it if that is here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def InstallLease(self, request, context):
+    def UpdateLeases(self, request, context):
         """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ConsumeLease(self, request, context):
-        """Compare-and-delete by lease id.
+        One message has what a router saw within some milliseconds; what is consumed in it was installed before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,15 +101,10 @@ def add_TelemetryServicer_to_server(servicer, server):
                     request_deserializer=aerostat_dot_v1_dot_telemetry__pb2.WakeRequest.FromString,
                     response_serializer=aerostat_dot_v1_dot_telemetry__pb2.WakeReply.SerializeToString,
             ),
-            'InstallLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.InstallLease,
-                    request_deserializer=aerostat_dot_v1_dot_telemetry__pb2.InstallLeaseRequest.FromString,
-                    response_serializer=aerostat_dot_v1_dot_telemetry__pb2.InstallLeaseReply.SerializeToString,
-            ),
-            'ConsumeLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.ConsumeLease,
-                    request_deserializer=aerostat_dot_v1_dot_telemetry__pb2.ConsumeLeaseRequest.FromString,
-                    response_serializer=aerostat_dot_v1_dot_telemetry__pb2.ConsumeLeaseReply.SerializeToString,
+            'UpdateLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateLeases,
+                    request_deserializer=aerostat_dot_v1_dot_telemetry__pb2.UpdateLeasesRequest.FromString,
+                    response_serializer=aerostat_dot_v1_dot_telemetry__pb2.UpdateLeasesReply.SerializeToString,
             ),
             'ReportDemand': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportDemand,
@@ -193,7 +177,7 @@ class Telemetry:
             _registered_method=True)
 
     @staticmethod
-    def InstallLease(request,
+    def UpdateLeases(request,
             target,
             options=(),
             channel_credentials=None,
@@ -206,36 +190,9 @@ class Telemetry:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/aerostat.v1.Telemetry/InstallLease',
-            aerostat_dot_v1_dot_telemetry__pb2.InstallLeaseRequest.SerializeToString,
-            aerostat_dot_v1_dot_telemetry__pb2.InstallLeaseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ConsumeLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/aerostat.v1.Telemetry/ConsumeLease',
-            aerostat_dot_v1_dot_telemetry__pb2.ConsumeLeaseRequest.SerializeToString,
-            aerostat_dot_v1_dot_telemetry__pb2.ConsumeLeaseReply.FromString,
+            '/aerostat.v1.Telemetry/UpdateLeases',
+            aerostat_dot_v1_dot_telemetry__pb2.UpdateLeasesRequest.SerializeToString,
+            aerostat_dot_v1_dot_telemetry__pb2.UpdateLeasesReply.FromString,
             options,
             channel_credentials,
             insecure,

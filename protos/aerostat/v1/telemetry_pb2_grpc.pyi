@@ -34,11 +34,11 @@ class TelemetryStub:
     Subscribe: _grpc.UnaryStreamMultiCallable[_telemetry_pb2.SubscribeRequest, _telemetry_pb2.TelemetryMessage]
     """A full Snapshot first, then deltas with consecutive versions; at least one message each heartbeat."""
     Wake: _grpc.UnaryUnaryMultiCallable[_telemetry_pb2.WakeRequest, _telemetry_pb2.WakeReply]
-    """Idempotent. Brings an allowed model to Open on this node's instance, or says why not."""
-    InstallLease: _grpc.UnaryUnaryMultiCallable[_telemetry_pb2.InstallLeaseRequest, _telemetry_pb2.InstallLeaseReply]
-    """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them."""
-    ConsumeLease: _grpc.UnaryUnaryMultiCallable[_telemetry_pb2.ConsumeLeaseRequest, _telemetry_pb2.ConsumeLeaseReply]
-    """Compare-and-delete by lease id."""
+    """Idempotent. Settles where a model is opened (the first proposal wins, on whatever node it lies), and opens it if that is here."""
+    UpdateLeases: _grpc.UnaryUnaryMultiCallable[_telemetry_pb2.UpdateLeasesRequest, _telemetry_pb2.UpdateLeasesReply]
+    """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them.
+    One message has what a router saw within some milliseconds; what is consumed in it was installed before it.
+    """
     ReportDemand: _grpc.UnaryUnaryMultiCallable[_telemetry_pb2.ReportDemandRequest, _telemetry_pb2.ReportDemandReply]
     """What one router saw in its last window; telemetry carries the sums back."""
 
@@ -48,11 +48,11 @@ class TelemetryAsyncStub(TelemetryStub):
     Subscribe: _aio.UnaryStreamMultiCallable[_telemetry_pb2.SubscribeRequest, _telemetry_pb2.TelemetryMessage]  # type: ignore[assignment]
     """A full Snapshot first, then deltas with consecutive versions; at least one message each heartbeat."""
     Wake: _aio.UnaryUnaryMultiCallable[_telemetry_pb2.WakeRequest, _telemetry_pb2.WakeReply]  # type: ignore[assignment]
-    """Idempotent. Brings an allowed model to Open on this node's instance, or says why not."""
-    InstallLease: _aio.UnaryUnaryMultiCallable[_telemetry_pb2.InstallLeaseRequest, _telemetry_pb2.InstallLeaseReply]  # type: ignore[assignment]
-    """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them."""
-    ConsumeLease: _aio.UnaryUnaryMultiCallable[_telemetry_pb2.ConsumeLeaseRequest, _telemetry_pb2.ConsumeLeaseReply]  # type: ignore[assignment]
-    """Compare-and-delete by lease id."""
+    """Idempotent. Settles where a model is opened (the first proposal wins, on whatever node it lies), and opens it if that is here."""
+    UpdateLeases: _aio.UnaryUnaryMultiCallable[_telemetry_pb2.UpdateLeasesRequest, _telemetry_pb2.UpdateLeasesReply]  # type: ignore[assignment]
+    """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them.
+    One message has what a router saw within some milliseconds; what is consumed in it was installed before it.
+    """
     ReportDemand: _aio.UnaryUnaryMultiCallable[_telemetry_pb2.ReportDemandRequest, _telemetry_pb2.ReportDemandReply]  # type: ignore[assignment]
     """What one router saw in its last window; telemetry carries the sums back."""
 
@@ -71,23 +71,17 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request: _telemetry_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_telemetry_pb2.WakeReply, _abc.Awaitable[_telemetry_pb2.WakeReply]]:
-        """Idempotent. Brings an allowed model to Open on this node's instance, or says why not."""
+        """Idempotent. Settles where a model is opened (the first proposal wins, on whatever node it lies), and opens it if that is here."""
 
     @_abc_1.abstractmethod
-    def InstallLease(
+    def UpdateLeases(
         self,
-        request: _telemetry_pb2.InstallLeaseRequest,
+        request: _telemetry_pb2.UpdateLeasesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_telemetry_pb2.InstallLeaseReply, _abc.Awaitable[_telemetry_pb2.InstallLeaseReply]]:
-        """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them."""
-
-    @_abc_1.abstractmethod
-    def ConsumeLease(
-        self,
-        request: _telemetry_pb2.ConsumeLeaseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_telemetry_pb2.ConsumeLeaseReply, _abc.Awaitable[_telemetry_pb2.ConsumeLeaseReply]]:
-        """Compare-and-delete by lease id."""
+    ) -> _typing.Union[_telemetry_pb2.UpdateLeasesReply, _abc.Awaitable[_telemetry_pb2.UpdateLeasesReply]]:
+        """Idempotent by lease id. The agent is the only writer of leases on its instances: it stamps and publishes them.
+        One message has what a router saw within some milliseconds; what is consumed in it was installed before it.
+        """
 
     @_abc_1.abstractmethod
     def ReportDemand(

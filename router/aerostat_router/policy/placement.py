@@ -86,7 +86,7 @@ class Situation(NamedTuple):
 
 
 def judge_lease(lease: LeaseView, candidate: Candidate | None, holdings: Holdings, excluded: Excluded) -> Discard | None:
-    """None: honour it. A session that telemetry does not know yet trusts the lease while the engine run is the same."""
+    """None: honour it. While the engine run is the same, a lease is trusted before what telemetry has not heard of yet."""
     if candidate is None or candidate.engine.epoch != lease.epoch:
         return Discard.EPOCH
     engine = candidate.engine
@@ -96,16 +96,18 @@ def judge_lease(lease: LeaseView, candidate: Candidate | None, holdings: Holding
         return Discard.DRAINING
     if not engine.can_serve:
         return Discard.NOT_OPEN
-    held = holdings.get(engine.instance)
-    if held is not None and held.epoch == lease.epoch and held.tier is Tier.MISSING:
+    held = holdings.get(engine.instance) if lease.is_published else None
+    if held is not None and held.epoch == lease.epoch and held.tier is Tier.MISSING and held.is_reported:
         return Discard.MISSING
     return None
 
 
 def honour(lease: LeaseView, call: CallView, candidate: Candidate, holdings: Holdings, now: Seconds) -> Send:
-    """Of a lease that `judge_lease` found good. Before telemetry has the session, the engine that just served it holds it."""
+    """Of a lease that `judge_lease` found good. What telemetry has not reported yet the engine that just served it holds."""
     held = holdings.get(lease.instance)
-    tier = Tier.DEVICE if held is None else tier_on(held, lease.epoch)
+    tier = tier_on(held, lease.epoch)
+    if tier is Tier.MISSING:
+        tier = Tier.DEVICE
     needs_check = candidate.source.heard_at < now - STALE_AFTER
     return Send(candidate=candidate, route=Route.LEASE, tier=tier, n_reused_tokens=n_reusable(call, holdings), needs_check=needs_check)
 

@@ -113,11 +113,15 @@ class LeaseView:
     epoch: Epoch  # of the engine that served the last turn
     expires_at: Seconds
     units: int = 1
+    is_published: bool = False  # telemetry has shown it; before that only the router that saw the completion knows of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """What one instance holds of a session. Good for the engine run `epoch` only."""
+    """What one instance holds of a session. Good for the engine run `epoch` only.
+
+    `is_reported` is false while the engine's word on the last turn is still to come: missing is then what nobody knows.
+    """
 
     session: SessionKey
     model: NamespacedName
@@ -126,6 +130,7 @@ class SessionView:
     tier: Tier
     n_tokens: int
     lease: LeaseView | None = None
+    is_reported: bool = True
     is_suspended: bool = False
     turns: int = 0
     finished_at: Seconds = 0.0  # since 1970
