@@ -114,6 +114,8 @@ def installed(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer
         apiserver.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump(instance(made.watched, node)))
     yield made
     apiserver.clear()
+    for node in (HERE, THERE):  # other tests of this server count nodes
+        apiserver.call("DELETE", f"/api/v1/nodes/{node}")
 
 
 def instance(namespace: str, node: str) -> Resource:
