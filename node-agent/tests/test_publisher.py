@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from aerostat.v1 import telemetry_pb2 as tpb
-from aerostat_agent.engine_events import Boundary, Finished, Handle, ProfilePoint
+from aerostat_agent.engine_events import Boundary, Finished, Handle, ProfilePoint, SessionsMissing
 from aerostat_agent.policy.demand import Demand
 from aerostat_agent.policy.leases import Lease
-from aerostat_agent.publisher import MAX_QUEUED, Publisher
+from aerostat_agent.publisher import MAX_QUEUED, MIN_INTERVAL, Publisher
 from aerostat_core.defaults import HEARTBEAT
 from aerostat_core.ids import Epoch, LeaseId, NamespacedName, SessionKey
 from aerostat_testing.agent_fakes import INSTANCE, AgentRig, instance_model, instance_spec, key, settle
@@ -219,3 +219,47 @@ async def test_a_handle_of_another_run_of_the_engine_is_missing(tmp_path: Path) 
         rig.reports.on_event(rig.identity("a"), stale)
         await settle()
         assert follower.sessions["s"].tier == tpb.MISSING
+
+
+async def test_a_lease_for_a_turn_that_the_engine_has_still_to_report_does_not_say_missing(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with publishing(rig) as publisher, following(publisher) as follower:
+        process = await rig.open("a")
+        tiers = []
+
+        async def told() -> None:
+            await asyncio.sleep(0.05)
+            tiers.append(follower.sessions["s"].tier)
+
+        lease = Lease(id=LeaseId("l1"), engine=key("a"), session=SessionKey("s"), epoch=process.epoch, expires_at=rig.clock.wall() + 30)
+        rig.node.install_lease(lease)
+        await told()
+        rig.node.consume_lease(lease.id, lease.session)
+        await told()
+        rig.reports.on_event(rig.identity("a"), turn("s", process.epoch))
+        await told()
+        rig.reports.on_event(rig.identity("a"), SessionsMissing(sessions=(SessionKey("s"),)))
+        await told()
+        rig.node.install_lease(replace(lease, id=LeaseId("l2")))
+        await told()
+        rig.reports.on_event(rig.identity("a"), replace(turn("s", process.epoch), handle=None))  # it kept nothing
+        await told()
+        unknown = tpb.TIER_UNSPECIFIED
+        assert tiers == [unknown, unknown, tpb.DEVICE, tpb.MISSING, unknown, tpb.MISSING]
+
+
+async def test_a_busy_agent_publishes_no_more_often_than_its_shortest_interval(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with publishing(rig) as publisher, following(publisher) as follower:
+        process = await rig.open("a")
+        before = follower.version
+        assert before is not None
+        for i in range(1000):
+            rig.reports.on_event(rig.identity("a"), turn(f"s{i}", process.epoch))
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(MIN_INTERVAL)
+        assert follower.version is not None
+        assert follower.version - before <= 1 / MIN_INTERVAL + 2
+        assert len(follower.sessions) == 1000
