@@ -1,13 +1,16 @@
 """What the router's data path adds to a call, beside a plain aiohttp reverse proxy and no proxy at all; part of `bench-quick`.
 
-Upstream, agent, router, aiohttp proxy and load generator are separate processes on loopback. The three ways are interleaved in every round;
-figures are medians over rounds. Ours is the whole router: it parses, decides by live telemetry and has leases installed and consumed by an
-agent over gRPC for each call. The aiohttp proxy parses the same body and decides nothing, which favours it.
+Upstream, agent, router, aiohttp proxy and load generator are separate processes on loopback. The three ways are interleaved in many
+short rounds, in an order that turns; figures are medians over rounds. Ours is the whole router: it parses, decides by live telemetry and
+has leases installed and consumed by an agent over gRPC. Each connection serves many sessions in turn, as an agent fleet does, so a session
+comes back after tens of milliseconds: its lease is really told, published and consumed. The aiohttp proxy parses the same body and
+decides nothing, which favours it.
 
     python e2e/bench/router_proxy.py [QUICK=1]
 """
 
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -16,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,8 @@ from aerostat_testing.waiting import eventually
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "system", "content": "You are a careful agent. " * 20}, {"role": "user", "content": "What is next? " * 20}]
-BODY = orjson.dumps({"model": "small", "session_id": "s-1", "stream": False, "messages": MESSAGES})  # about 1 KB
+BODY = orjson.dumps({"model": "small", "stream": False, "messages": MESSAGES})  # about 1 KB
+SESSIONS_PER_CONNECTION = 64
 ANSWER = orjson.dumps(
     {
         "id": "cmpl-1",
@@ -58,8 +63,8 @@ class Plan:
     n_loaded: int  # calls over all connections per round: throughput
 
 
-FULL = Plan(rounds=9, n_single=2000, n_connections=32, n_loaded=12_000)
-QUICK = Plan(rounds=5, n_single=600, n_connections=32, n_loaded=4_000)
+FULL = Plan(rounds=45, n_single=400, n_connections=32, n_loaded=2_500)
+QUICK = Plan(rounds=15, n_single=256, n_connections=32, n_loaded=1_500)
 
 
 # The three servers. Each prints its port, serves until its standard input ends.
@@ -168,15 +173,13 @@ async def _process(role: str, *args: int) -> AsyncIterator[int]:
 
 
 class _Client(asyncio.Protocol):
-    """Sends a request, reads the answer by its length, sends the next, until the shared budget is spent."""
+    """Sends a request, reads the answer by its length, sends the next of another session, until the shared budget is spent."""
 
-    def __init__(self, budget: list[int], took: list[float], done: asyncio.Event) -> None:
+    def __init__(self, number: int, budget: list[int], took: list[float], done: asyncio.Event) -> None:
         self._budget, self._took, self._done = budget, took, done
-        self._request = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-            PATH.encode(),
-            len(BODY),
-            BODY,
-        )
+        head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nX-Session-Id: %d-%d\r\nContent-Length: %d\r\n\r\n"
+        sessions = range(SESSIONS_PER_CONNECTION)
+        self._requests = itertools.cycle([head % (PATH.encode(), number, i, len(BODY)) + BODY for i in sessions])
         self._got = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -189,7 +192,7 @@ class _Client(asyncio.Protocol):
             return
         self._budget[0] -= 1
         self._sent_at = time.perf_counter()
-        self._transport.write(self._request)  # type: ignore[attr-defined]
+        self._transport.write(next(self._requests))  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         self._got += data
@@ -216,8 +219,8 @@ async def _load(port: int, *, n_connections: int, n_calls: int) -> tuple[float, 
     budget, done = [n_calls], asyncio.Event()
     loop = asyncio.get_running_loop()
     begun = time.perf_counter()
-    for _ in range(n_connections):
-        await loop.create_connection(lambda: _Client(budget, took, done), "127.0.0.1", port)
+    for i in range(n_connections):
+        await loop.create_connection(partial(_Client, i, budget, took, done), "127.0.0.1", port)
     async with asyncio.timeout(120):
         await done.wait()
         while len(took) < n_calls:  # noqa: ASYNC110 - the last answers are under way, for less than a round
@@ -240,7 +243,9 @@ async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]
         for port in ports.values():
             await _load(port, n_connections=4, n_calls=400)
         for i in range(plan.rounds):
-            for name, port in ports.items():
+            turned = list(ports)[i % 3 :] + list(ports)[: i % 3]
+            for name in turned:
+                port = ports[name]
                 latency[name].append((await _load(port, n_connections=1, n_calls=plan.n_single))[0])
                 if name in rps:
                     rps[name].append((await _load(port, n_connections=plan.n_connections, n_calls=plan.n_loaded))[1])
