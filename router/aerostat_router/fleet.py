@@ -5,7 +5,7 @@ about the old run. Nobody awaits here; `apply` is the only way in.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -14,7 +14,7 @@ from aerostat_core.ids import NamespacedName, Seconds, SessionKey
 from aerostat_router.in_flight import EngineLoad, Ticket
 from aerostat_router.leases import LeaseTable, Place
 from aerostat_router.policy.demand import Demand
-from aerostat_router.policy.views import Candidate, EngineView, InstanceView, SessionView, Source
+from aerostat_router.policy.views import Candidate, EngineView, InstanceView, Load, SessionView, Source
 
 NO_EPOCH: Final = 0  # of a session of which nothing is held any more: said of the present run
 NO_HOLDINGS: Final[Mapping[NamespacedName, SessionView]] = MappingProxyType({})
@@ -167,18 +167,17 @@ class Fleet:
         place = (engine.instance, engine.model)
         known = self._candidates.get(place)
         if known is None:
-            load = self._loads[place] = EngineLoad()
-            load.n_leased = self.leases.units(place)
-            candidate = self._candidates[place] = Candidate(engine, load, agent.source)
+            candidate = self._candidates[place] = Candidate(engine, Load(), agent.source)
             self._by_model.setdefault(engine.model, []).append(candidate)
+            self._unload(place, candidate)
             return
         if known.source is not agent.source:
             self._void(place)  # the instance moved to another agent
             known.source = agent.source
         elif known.engine.epoch != engine.epoch:
             self._void(place, engine)
-        self._loads[place].advance()
         known.engine = engine
+        self._loads[place].advance()
 
     def _void(self, place: Place, successor: EngineView | None = None) -> None:
         """All that was known about an engine run goes with it: sessions, leases, load."""
@@ -186,9 +185,14 @@ class Fleet:
             if place in places:
                 self._forget_session(key, place)
         self.leases.void(place, but_epoch=successor.epoch if successor is not None else None)
-        load = self._loads[place] = EngineLoad()
+        self._unload(place, self._candidates[place])
+
+    def _unload(self, place: Place, candidate: Candidate) -> None:
+        """A new engine run begins with what is leased on it. Tickets of the run before stay with its load."""
+        load = self._loads[place] = EngineLoad(candidate.recount)
         load.n_leased = self.leases.units(place)
-        self._candidates[place].load = load
+        candidate.load = load
+        candidate.recount()
 
     def _remove_instance(self, agent: _Agent, name: NamespacedName, touched: set[NamespacedName]) -> None:
         instance = agent.instances.pop(name, None)
@@ -218,11 +222,14 @@ class Fleet:
             place = (view.instance, view.model)
             candidate = self._candidates.get(place)
             if candidate is not None and view.epoch == NO_EPOCH:
-                view = replace(view, epoch=candidate.engine.epoch)
+                view = view._replace(epoch=candidate.engine.epoch)
             if candidate is None or candidate.engine.epoch != view.epoch:
                 continue  # of a run that is over, or of an instance that is not declared
-            self._sessions.setdefault(view.session, {})[place] = view
-            agent.sessions.setdefault(view.session, set()).add(place)
+            places = self._sessions.get(view.session)
+            if places is None or place not in places:
+                self._sessions.setdefault(view.session, {})
+                agent.sessions.setdefault(view.session, set()).add(place)
+            self._sessions[view.session][place] = view
             self.leases.observe(view.session, view.model, view.instance, view.lease)
             touched.add(view.model)
 
@@ -266,6 +273,10 @@ class Fleet:
             raise AssertionError("sessions are known that no agent told, or the reverse")
         for place, load in self._loads.items():
             load.check_integrity()
+            counted = (self._candidates[place].ready_seconds, self._candidates[place].step_seconds)
+            self._candidates[place].recount()
+            if counted != (self._candidates[place].ready_seconds, self._candidates[place].step_seconds):
+                raise AssertionError(f"{place} was not recounted after its last change")
             if load.n_leased != self.leases.units(place) or self._candidates[place].load is not load:
                 raise AssertionError(f"{place} holds {load.n_leased} units, the leases say {self.leases.units(place)}")
         self.leases.check_integrity()

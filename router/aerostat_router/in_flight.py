@@ -5,6 +5,7 @@ go down. A call counts beyond the snapshot for two snapshots after it was sent (
 arrived); one that ends later than that is counted down until the next snapshot.
 """
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -15,56 +16,56 @@ from aerostat_router.policy.views import Load
 class EngineLoad(Load):
     """The load of one engine run. A new run starts with a new one; tickets of the old run stay with the old one."""
 
-    __slots__ = ("_departed", "_open", "generation", "n_in_flight")
+    __slots__ = ("_before", "_departed", "_now", "_on_change", "generation", "n_in_flight")
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
         super().__init__()
         self.generation = 0
         self.n_in_flight = 0
-        self._open: dict[int, _Sent] = {}  # by generation, the last two
+        self._on_change = on_change
+        self._now, self._before = _Sent(), _Sent()  # sent since the last snapshot, and between the two before it
         self._departed = 0
 
     def enter(self, seconds: Seconds, tokens: int) -> "Ticket":
-        sent = self._open.get(self.generation)
-        if sent is None:
-            sent = self._open[self.generation] = _Sent()
-        sent.add(1, seconds, tokens)
         self.n_in_flight += 1
-        self._sum()
+        self._now.add(1, seconds, tokens)
+        self._count(1, seconds, tokens)
         return Ticket(self, self.generation, seconds, tokens)
 
     def advance(self) -> None:
         """A new snapshot is here."""
         self.generation += 1
-        self._open.pop(self.generation - 2, None)
+        self._before, self._now = self._now, _Sent()
         self._departed = 0
-        self._sum()
+        self.n_calls = self.tokens = 0
+        self.seconds = 0.0
+        self._count(self._before.n, self._before.seconds, self._before.tokens)
 
     def leave(self, ticket: "Ticket") -> None:
         self.n_in_flight -= 1
-        sent = self._open.get(ticket.generation)
-        if sent is None:
+        age = self.generation - ticket.generation
+        if age > 1:
             self._departed += 1
+            self._count(-1, 0.0, 0)
         else:
-            sent.add(-1, -ticket.seconds, -ticket.tokens)
-        self._sum()
+            (self._before if age else self._now).add(-1, -ticket.seconds, -ticket.tokens)
+            self._count(-1, -ticket.seconds, -ticket.tokens)
 
     def check_integrity(self) -> None:
-        n_open = sum(sent.n for sent in self._open.values())
-        if not 0 <= n_open <= self.n_in_flight:
-            raise AssertionError(f"{n_open} calls beyond the snapshot, {self.n_in_flight} in flight")
-        if any(sent.n < 0 or (sent.n == 0 and sent.tokens) for sent in self._open.values()):
+        sent = (self._before, self._now)
+        n_sent = self._before.n + self._now.n
+        if not 0 <= n_sent <= self.n_in_flight:
+            raise AssertionError(f"{n_sent} calls beyond the snapshot, {self.n_in_flight} in flight")
+        if any(s.n < 0 or (s.n == 0 and s.tokens) for s in sent):
             raise AssertionError("a call was released twice")
-        if self.n_calls != n_open - self._departed:
-            raise AssertionError(f"{self.n_calls} calls counted, {n_open} open and {self._departed} departed")
+        if self.n_calls != n_sent - self._departed or self.tokens != self._before.tokens + self._now.tokens:
+            raise AssertionError(f"{self.n_calls} calls counted, {n_sent} sent and {self._departed} departed")
 
-    def _sum(self) -> None:
-        n, seconds, tokens = -self._departed, 0.0, 0
-        for sent in self._open.values():
-            n += sent.n
-            seconds += sent.seconds
-            tokens += sent.tokens
-        self.n_calls, self.seconds, self.tokens = n, max(0.0, seconds), tokens
+    def _count(self, n: int, seconds: Seconds, tokens: int) -> None:
+        self.n_calls += n
+        self.seconds = max(0.0, self.seconds + seconds)  # sums of floats do not go back to 0
+        self.tokens += tokens
+        self._on_change()
 
 
 class _Sent:

@@ -2,17 +2,19 @@
 
 The agent is the only writer of leases on its instances; a router reports a completion to it and acts on its own knowledge until
 telemetry has caught up. One lease per session and model; of two the one that expires later stands. Expiry is in this
-router's own time. No I/O here: the calls to agents are `dispatch`'s.
+router's own time, as it was first known. No I/O here: the calls to agents are `dispatch`'s.
 """
 
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from typing import TypeVar
 
 from aerostat_core.ids import Epoch, LeaseId, NamespacedName, Seconds, SessionKey
 from aerostat_router.policy.views import LeaseView
 
 Place = tuple[NamespacedName, NamespacedName]  # instance, model
+Key = TypeVar("Key")
 
 
 class LeaseTable:
@@ -22,8 +24,8 @@ class LeaseTable:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._on_units = on_units
         self._leases: dict[tuple[SessionKey, NamespacedName], LeaseView] = {}
-        self._units: Counter[Place] = Counter()
-        self._n_leases: Counter[NamespacedName] = Counter()  # by model
+        self._units: dict[Place, int] = {}
+        self._n_leases: dict[NamespacedName, int] = {}  # by model
         self._by_expiry: list[tuple[Seconds, LeaseId, SessionKey, NamespacedName]] = []
         self._spent: dict[LeaseId, Seconds] = {}  # consumed or discarded here; telemetry may still show them for a while
 
@@ -48,7 +50,10 @@ class LeaseTable:
         if lease is None:
             if known is not None and known.is_published and known.instance == instance:
                 self._remove(known)
-        elif lease.id not in self._spent and (known is None or known.id == lease.id or known.expires_at <= lease.expires_at):
+        elif known is not None and known.id == lease.id:
+            if not known.is_published:
+                self._leases[session, model] = known._replace(is_published=True)
+        elif lease.id not in self._spent and (known is None or known.expires_at <= lease.expires_at):
             self._put(lease)
 
     def find(self, session: SessionKey, model: NamespacedName, now: Seconds) -> LeaseView | None:
@@ -65,7 +70,7 @@ class LeaseTable:
 
     def void(self, place: Place, *, but_epoch: Epoch | None = None) -> None:
         """The engine run behind these leases is over (`but_epoch` is the one that lives), or its agent is a new one."""
-        if not self._units[place]:
+        if place not in self._units:
             return
         for lease in [known for known in self._leases.values() if (known.instance, known.model) == place]:
             if lease.epoch != but_epoch:
@@ -83,10 +88,10 @@ class LeaseTable:
                 self.counts["expired", ""] += 1
 
     def units(self, place: Place) -> int:
-        return self._units[place]
+        return self._units.get(place, 0)
 
     def n_live(self, model: NamespacedName) -> int:
-        return self._n_leases[model]
+        return self._n_leases.get(model, 0)
 
     def check_integrity(self) -> None:
         """Units add up, nothing is held twice, and whatever is known will expire."""
@@ -99,7 +104,7 @@ class LeaseTable:
                 raise AssertionError(f"lease {lease.id} is live and spent")
             units[lease.instance, model] += lease.units
             n_leases[model] += 1
-        if units != +self._units or n_leases != +self._n_leases:
+        if units != self._units or n_leases != self._n_leases:
             raise AssertionError(f"units {dict(self._units)} counted, {dict(units)} held")
         timed = {lease_id for _, lease_id, _, _ in self._by_expiry}
         if not {lease.id for lease in self._leases.values()} | self._spent.keys() <= timed:
@@ -121,18 +126,20 @@ class LeaseTable:
 
     def _charge(self, lease: LeaseView, sign: int) -> None:
         place = (lease.instance, lease.model)
-        self._units[place] += sign * lease.units
-        self._n_leases[lease.model] += sign
-        n = self._units[place]
-        if not n:
-            del self._units[place]
-        if not self._n_leases[lease.model]:
-            del self._n_leases[lease.model]
-        self._on_units(place, n)
+        n_units = _add(self._units, place, sign * lease.units)
+        _add(self._n_leases, lease.model, sign)
+        self._on_units(place, n_units)
 
     def _spend(self, lease: LeaseView) -> None:
         known = self._leases.get((lease.session, lease.model))
         if known is not None and known.id == lease.id:
             self._remove(known)
-            self._spent[lease.id] = lease.expires_at
-            heapq.heappush(self._by_expiry, (lease.expires_at, lease.id, lease.session, lease.model))
+            self._spent[lease.id] = known.expires_at
+
+
+def _add(sums: dict[Key, int], key: Key, n: int) -> int:
+    """Returns the sum; keeps none that is 0."""
+    total = sums[key] = sums.get(key, 0) + n
+    if not total:
+        del sums[key]
+    return total

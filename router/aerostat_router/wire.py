@@ -1,6 +1,7 @@
 """Telemetry protobuf to the router's values, and back. Nothing else in the router sees these messages."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from aerostat.v1 import telemetry_pb2 as pb
 from aerostat_core.ids import Epoch, LeaseId, NamespacedName, Seconds, SessionKey
@@ -19,6 +20,7 @@ _STATES = {
     pb.DRAINING: EngineState.DRAINING,
     pb.FAILED: EngineState.FAILED,
 }
+_name = lru_cache(maxsize=1024)(NamespacedName)  # thousands of sessions lie on a few instances
 _TIERS = {pb.DEVICE: Tier.DEVICE, pb.HOST: Tier.HOST}
 
 ProfileKey = tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]
@@ -99,32 +101,23 @@ class UpdateReader:
 
 
 def _session(s: pb.SessionState, to_local: Seconds) -> SessionView:
-    key, instance = SessionKey(s.session), NamespacedName(s.namespace, s.instance)
-    model = instance.sibling(s.model)
+    """Two of these are read per call, and each field of a message is looked up anew: hence positions, and no field twice."""
+    namespace, told = s.namespace, s.lease if s.HasField("lease") else None
+    key, instance, model = SessionKey(s.session), _name(namespace, s.instance), _name(namespace, s.model)
+    epoch, n_tokens = 0, 0
+    if s.HasField("handle"):
+        handle = s.handle
+        epoch, n_tokens = handle.engine_epoch, handle.n_tokens
     lease = None
-    if s.HasField("lease"):
-        lease = LeaseView(
-            id=LeaseId(s.lease.id),
-            session=key,
-            model=model,
-            instance=instance,
-            epoch=Epoch(s.lease.engine_epoch),
-            expires_at=s.lease.expires_at + to_local,
-            units=max(1, s.lease.units),
-            is_published=True,
-        )
+    if told is not None:
+        leased = Epoch(told.engine_epoch)
+        epoch = epoch or leased
+        lease = LeaseView(LeaseId(told.id), key, model, instance, leased, told.expires_at + to_local, max(1, told.units), is_published=True)
+    tier = s.tier
+    is_reported = tier != pb.TIER_UNSPECIFIED
+    tier_here = _TIERS.get(tier, Tier.MISSING)
     return SessionView(
-        session=key,
-        model=model,
-        instance=instance,
-        epoch=Epoch(s.handle.engine_epoch or s.lease.engine_epoch),
-        tier=_TIERS.get(s.tier, Tier.MISSING),
-        is_reported=s.tier != pb.TIER_UNSPECIFIED,
-        n_tokens=s.handle.n_tokens,
-        lease=lease,
-        is_suspended=s.suspended,
-        turns=s.turns,
-        finished_at=s.last_finished_at,
+        key, model, instance, Epoch(epoch), tier_here, n_tokens, lease, is_reported, s.suspended, s.turns, s.last_finished_at
     )
 
 

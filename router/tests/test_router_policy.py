@@ -1,7 +1,6 @@
 """Placement, admission, identity and the small policies: properties first, then the examples that a reader wants to see."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -139,13 +138,13 @@ def test_each_cause_is_charged_once() -> None:
 
 
 def test_of_equal_costs_the_first_by_name_is_taken() -> None:
-    assert [name for _, _, name, _ in sorted(rank(CALL, [candidate("b"), candidate("a")], {}))] == ["a", "b"]
+    assert [name for _, _, name, _ in sorted(rank(CALL, [candidate("b"), candidate("a")], {}, 0))] == ["a", "b"]
 
 
 @given(candidates, st.sampled_from(Tier), st.integers(0, 150))
 def test_the_ranking_is_by_the_cost_that_is_explained(found: list[Candidate], tier: Tier, n_tokens: int) -> None:
     held = holding("a", tier, n_tokens)
-    for total, tier_there, instance, one in rank(CALL, found, held):
+    for total, tier_there, instance, one in rank(CALL, found, held, min(n_tokens, 99)):
         assert tier_there is (tier if instance == "a" else Tier.MISSING)
         assert total == pytest.approx(cost(CALL, one, tier_there, min(n_tokens, 99)).total)
 
@@ -217,8 +216,8 @@ def test_a_lease_is_honoured_while_its_engine_run_lives_and_holds_the_prefix(
 
 def test_a_lease_is_trusted_before_telemetry_has_heard_of_its_turn() -> None:
     there, missing = candidate("a"), holding("a", Tier.MISSING)
-    own = replace(PUBLISHED, is_published=False)
-    unreported = {instance: replace(view, is_reported=False) for instance, view in missing.items()}
+    own = PUBLISHED._replace(is_published=False)
+    unreported = {instance: view._replace(is_reported=False) for instance, view in missing.items()}
     for lease, held in ((own, missing), (PUBLISHED, unreported)):
         assert judge_lease(lease, there, held, ()) is None
         assert honour(lease, CALL, there, held, NOW).tier is Tier.DEVICE

@@ -1,7 +1,5 @@
 """What the router remembers, under any order of events: in-flight counts, leases, the fleet. `check_integrity` after every step."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -133,7 +131,7 @@ class RouterMemory(RuleBasedStateMachine):
             id=LeaseId(str(self.n_leases)), session=session, model=place[1], instance=place[0], epoch=epoch, expires_at=self.now + ttl
         )
         if published:
-            self.fleet.leases.observe(session, lease.model, lease.instance, replace(lease, is_published=True))
+            self.fleet.leases.observe(session, lease.model, lease.instance, lease._replace(is_published=True))
         else:
             self.fleet.leases.install(lease)
         return lease
@@ -141,7 +139,7 @@ class RouterMemory(RuleBasedStateMachine):
     @rule(lease=leases)
     def telemetry_repeats_a_lease(self, lease: LeaseView) -> None:
         if lease.expires_at > self.now:
-            self.fleet.leases.observe(lease.session, lease.model, lease.instance, replace(lease, is_published=True))
+            self.fleet.leases.observe(lease.session, lease.model, lease.instance, lease._replace(is_published=True))
 
     @rule(lease=leases)
     def telemetry_shows_none(self, lease: LeaseView) -> None:

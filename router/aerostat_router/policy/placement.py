@@ -115,12 +115,12 @@ def honour(lease: LeaseView, call: CallView, candidate: Candidate, holdings: Hol
 def place(call: CallView, candidates: Sequence[Candidate], holdings: Holdings, situation: Situation) -> Placement:
     """Without a lease. The cheapest engine that is fresh and admits the call; ties go by tier, then by name."""
     heard_after, excluded = situation.now - STALE_AFTER, situation.excluded
-    able = [c for c in candidates if c.engine.takes_calls and c.source.heard_at >= heard_after]
+    able = [c for c in candidates if c.takes_calls and c.source.heard_at >= heard_after]
     if excluded:
         able = [c for c in able if (c.engine.instance, c.engine.epoch) not in excluded]
-    ranked = rank(call, able, holdings)
+    n_prefix = n_reusable(call, holdings)
+    ranked = rank(call, able, holdings, n_prefix)
     refusals: list[tuple[Candidate, str]] = []
-    n_prefix = n_reusable(call, holdings) if holdings else 0
     while ranked:
         best = min(ranked)
         _, tier, _, candidate = best
@@ -150,7 +150,7 @@ def _without_engine(
     ]
     opening = [c.engine for c in alive if c.engine.state is EngineState.STARTING or (c.engine.is_waking and not c.engine.can_serve)]
     can_wake = [c for c in alive if c.engine.state in _CAN_WAKE and not c.engine.is_waking]
-    closed = [candidate for _, _, _, candidate in sorted(rank(call, can_wake, holdings))]
+    closed = [candidate for _, _, _, candidate in sorted(rank(call, can_wake, holdings, n_reusable(call, holdings)))]
     if refusals:
         cheapest, refusal = refusals[0]
         wait = cheapest.engine.queue_seconds + cheapest.load.seconds
