@@ -28,6 +28,7 @@ from aerostat_router.policy.demand import DemandWindow, Sight
 from aerostat_router.policy.estimates import TokenEstimates
 from aerostat_router.policy.overload import Shedding, on_overload
 from aerostat_router.policy.placement import Discard, Excluded, Lack, Nothing, Route, Send, Situation, Wake, honour, judge_lease, place
+from aerostat_router.policy.session_spans import SessionSpans
 from aerostat_router.policy.views import CallView, Candidate, LeaseView
 from aerostat_router.telemetry_client import AgentLink
 from aerostat_router.waker import Waker
@@ -66,6 +67,7 @@ class Dispatcher:
         self._background = background
         self._leases = LeaseDesk(router=router, catalog=catalog, fleet=fleet, link=link, clock=clock, background=background)
         self._active: set[Call] = set()
+        self._spans = SessionSpans()
         self._held = HeldCalls(self._tick)
         self._waker = Waker(
             router=router,
@@ -100,6 +102,8 @@ class Dispatcher:
         now = self.clock.monotonic()
         self._active.add(call)
         self.demand.note(call.model.name, Sight.ARRIVAL, now)
+        if call.session is not None:
+            self._spans.note(call.session, call.received_at)
         self._place(call, now)
 
     def first_byte(self, call: Call) -> None:
@@ -252,6 +256,8 @@ class Dispatcher:
         n_new = call.n_prompt_tokens - send.n_reused_tokens
         call.ticket = self.fleet.enter(candidate, seconds=engine.timing.prefill.seconds(n_new), tokens=n_new)
         call.n_tries += 1
+        if call.n_tries == 1:
+            self.metrics.queued_for(call.model.name, now - call.received_at)
         route = Route.SPILL if model is not call.model else send.route
         endpoint = Endpoint(engine.host, engine.port)
         call.target = target = Target(engine.instance, engine.epoch, endpoint, engine.call_key, route, send.tier, model)
@@ -339,7 +345,11 @@ class Dispatcher:
             self.estimates.observe(target.model.name, n_bytes=call.n_body_bytes, n_prompt=usage.n_prompt, n_output=usage.n_output)
             decode = now - call.first_byte_at if call.first_byte_at is not None else None
             self.metrics.used(target.model.name, target.tier, usage, decode)
-        if call.wants_lease and not call.is_final:
+        if call.is_final:
+            span = self._spans.end(call.session, now) if call.session is not None else None
+            if span is not None:
+                self.metrics.session_ended(call.model.name, span)
+        elif call.wants_lease:
             self._leases.install(call, target, now)
 
     def _try_elsewhere(self, call: Call, target: Target, result: Result, now: Seconds) -> None:

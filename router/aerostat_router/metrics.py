@@ -14,6 +14,7 @@ from aerostat_router.fleet import Fleet
 from aerostat_router.policy.views import Tier
 
 _LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_SESSION: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400)
 _PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
@@ -21,7 +22,12 @@ class _OfModel(NamedTuple):
     ttft: Histogram
     tpot: Histogram
     duration: Histogram
+    queue: Histogram
     hold: Histogram
+    session: Histogram
+    n_prompt: Counter
+    n_output: Counter
+    n_cached: dict[Tier, Counter]
 
 
 class Metrics:
@@ -40,11 +46,36 @@ class Metrics:
         self._tpot = Histogram("aerostat_tpot_seconds", "Per token after the first.", ["model"], buckets=_PER_TOKEN, registry=registry)
         self._e2e = Histogram("aerostat_request_duration_seconds", "Arrival to end.", ["model"], buckets=_LATENCY, registry=registry)
         self._hold = Histogram("aerostat_hold_seconds", "Time that a call was held here.", ["model"], buckets=_LATENCY, registry=registry)
+        self._queue = Histogram(
+            "aerostat_queue_seconds", "Arrival to an engine, whatever for.", ["model"], buckets=_LATENCY, registry=registry
+        )
+        self._session = Histogram(
+            "aerostat_session_completion_seconds",
+            "First call to the end of the one that says it is the last, of sessions that this router saw begin.",
+            ["model"],
+            buckets=_SESSION,
+            registry=registry,
+        )
+        self._avoidable = Counter(
+            "aerostat_avoidable_opens",
+            "Opens still under way when no call waited for them any more: it went elsewhere, or its client left.",
+            ["model"],
+            registry=registry,
+        )
         self.in_flight = Gauge("aerostat_in_flight_requests", "Calls that have not ended.", registry=registry)
         self.held = Gauge("aerostat_held_requests", "Calls that wait for a model or for room.", registry=registry)
         self._of_model = cache(self._resolve)
         self._requests_of = cache(self._requests.labels)
         self._routes_of = cache(self._routes.labels)
+
+    def queued_for(self, model: NamespacedName, seconds: Seconds) -> None:
+        self._of_model(model).queue.observe(seconds)
+
+    def session_ended(self, model: NamespacedName, seconds: Seconds) -> None:
+        self._of_model(model).session.observe(seconds)
+
+    def opened_in_vain(self, model: NamespacedName) -> None:
+        self._avoidable.labels(str(model)).inc()
 
     def sent(self, target: Target) -> None:
         self._routes_of(str(target.model.name), target.instance.name, target.route.value).inc()
@@ -64,14 +95,13 @@ class Metrics:
         self._requests_of("", outcome).inc()
 
     def used(self, model: NamespacedName, tier: Tier, usage: Usage, decode_seconds: Seconds | None) -> None:
-        name = str(model)
-        self._prompt.labels(name).inc(usage.n_prompt)
-        self._output.labels(name).inc(usage.n_output)
+        of_model = self._of_model(model)
+        of_model.n_prompt.inc(usage.n_prompt)
+        of_model.n_output.inc(usage.n_output)
         if usage.n_cached:
-            # What no prefix of the session explains was found in the engine's own cache: on the device.
-            self._cached.labels(name, (Tier.HOST if tier is Tier.HOST else Tier.DEVICE).name.lower()).inc(usage.n_cached)
+            of_model.n_cached[tier].inc(usage.n_cached)
         if decode_seconds is not None and usage.n_output > 1:
-            self._of_model(model).tpot.observe(decode_seconds / (usage.n_output - 1))
+            of_model.tpot.observe(decode_seconds / (usage.n_output - 1))
 
     def retried(self, model: NamespacedName, reason: str) -> None:
         self._retries.labels(str(model), reason).inc()
@@ -81,7 +111,19 @@ class Metrics:
 
     def _resolve(self, model: NamespacedName) -> _OfModel:
         name = str(model)
-        return _OfModel(self._ttft.labels(name), self._tpot.labels(name), self._e2e.labels(name), self._hold.labels(name))
+        on_device, on_host = (self._cached.labels(name, tier.name.lower()) for tier in (Tier.DEVICE, Tier.HOST))
+        return _OfModel(
+            ttft=self._ttft.labels(name),
+            tpot=self._tpot.labels(name),
+            duration=self._e2e.labels(name),
+            queue=self._queue.labels(name),
+            hold=self._hold.labels(name),
+            session=self._session.labels(name),
+            n_prompt=self._prompt.labels(name),
+            n_output=self._output.labels(name),
+            # What no prefix of the session explains was found in the engine's own cache: on the device.
+            n_cached={Tier.DEVICE: on_device, Tier.HOST: on_host, Tier.MISSING: on_device},
+        )
 
 
 class FleetCollector(Collector):

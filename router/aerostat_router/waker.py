@@ -29,6 +29,7 @@ REFUSALS_UNTIL_NEWS: Final = 2  # one may meet an agent that is just starting
 class _Answer(NamedTuple):
     is_under_way: bool
     message: str = ""
+    place: str = ""
 
 
 class Waker:
@@ -67,7 +68,7 @@ class Waker:
         return model in self._proposals
 
     async def _wake(self, model: NamespacedName) -> None:
-        n_refusals = 0
+        n_refusals, answer = 0, None
         try:
             while self._is_wanted(model):
                 answer = await self._ask(model, self._proposals[model])
@@ -75,6 +76,8 @@ class Waker:
                 if n_refusals >= REFUSALS_UNTIL_NEWS:
                     self._on_refused(model, answer.message)
                 await asyncio.sleep(ASK_AGAIN_AFTER)
+            if answer is not None and answer.is_under_way and not self._is_open(model, answer.place):
+                self._metrics.opened_in_vain(model)
         finally:
             del self._proposals[model]
 
@@ -112,7 +115,7 @@ class Waker:
                 reply = await self._call(own, wake_request(self._router, model, place, is_settled=True))
                 if reply is None:
                     return place, _Answer(is_under_way=False, message=f"{place}: its agent does not answer")
-            return place, _Answer(is_under_way=not reply.refused, message=f"{place}: {reply.message or reply.refused}")
+            return place, _Answer(is_under_way=not reply.refused, message=f"{place}: {reply.message or reply.refused}", place=place)
         return None
 
     async def _call(self, address: str | None, request: pb.WakeRequest) -> pb.WakeReply | None:
@@ -124,6 +127,10 @@ class Waker:
         except AgentUnreachableError as error:
             logger.info("wake of %s: %s", request.model, error.message)
             return None
+
+    def _is_open(self, model: NamespacedName, place: str) -> bool:
+        candidate = self._fleet.candidate(model.sibling(place), model)
+        return candidate is not None and candidate.engine.can_serve
 
     def _address(self, instance: NamespacedName, model: NamespacedName) -> str | None:
         candidate = self._fleet.candidate(instance, model)

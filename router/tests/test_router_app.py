@@ -15,6 +15,7 @@ from aerostat.v1.agent_pb2 import PrefixHandle
 from aerostat_core.ids import NamespacedName
 from aerostat_core.prefix_hash import session_key
 from aerostat_router.app import RouterApp, running_router
+from aerostat_router.policy.wake_owner import wake_order
 from aerostat_router.settings import parse_settings
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.port import Kind
@@ -265,6 +266,53 @@ async def test_a_wake_that_nobody_can_do_says_why() -> None:
         answer = await r.chat()
         assert answer.status_code == 503
         assert "needs 9Gi, has 1Gi" in answer.json()["error"]["message"]
+
+
+async def test_a_wake_owner_s_word_holds_and_the_place_s_own_agent_opens_it() -> None:
+    async with rig() as r, fake_agent() as far:
+        await r.cluster.apply(instance_object("b", ["small"], address=far.address))
+        agents = {"a": r.agent, "b": far}
+        for name, agent in agents.items():
+            agent.put(instance_state(name, model_state("small", state=pb.PARKED, epoch=0, open_seconds=1.0)))
+        await r.known(lambda app: [c.engine.state.value for c in app.fleet.candidates(SMALL)] == ["Parked"] * 2)
+        owner, *_ = wake_order(SMALL, [NamespacedName("default", name) for name in agents])
+        (other,) = agents.keys() - {owner.name}
+        agents[owner.name].wake_reply = pb.WakeReply(instance=other)
+        call = asyncio.create_task(r.chat())
+        await eventually(lambda: agents[other].wakes, "the other agent is asked to open it")
+        assert (agents[other].wakes[0].instance, agents[other].wakes[0].settled) == (other, True)
+        assert not agents[owner.name].wakes[0].settled
+        agents[other].put(instance_state(other, model_state("small", port=r.engine.port)))
+        assert (await call).headers["x-aerostat-instance"] == other
+
+
+async def test_a_place_that_refuses_is_ruled_out_for_the_next_proposal() -> None:
+    async with rig(n_engines=2) as r:
+        for name in "ab":
+            r.agent.put(instance_state(name, model_state("small", state=pb.PARKED, epoch=0)))
+        r.agent.wake_reply = pb.WakeReply(refused="InsufficientMemory", message="full")
+        await r.known(lambda app: all(c.engine.state.value == "Parked" for c in app.fleet.candidates(SMALL)))
+        assert (await r.chat()).status_code == 503
+        assert [(wake.instance, list(wake.ruled_out)) for wake in r.agent.wakes[:2]] == [("a", []), ("b", ["a"])]
+
+
+async def test_queueing_whole_sessions_and_opens_in_vain_are_measured() -> None:
+    async with rig() as r:
+        await r.chat(session="s")
+        await r.chat(session="s", headers={"x-aerostat-session-final": "true"})
+        r.agent.put(instance_state("a", model_state("small", state=pb.PARKED)))
+        await r.known(lambda app: not app.fleet.candidates(SMALL)[0].engine.can_serve)
+        call = asyncio.create_task(r.chat())
+        await eventually(lambda: r.agent.wakes, "a wake is under way")
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+        def measured(name: str) -> float | None:
+            return r.app.metrics.registry.get_sample_value(name, {"model": str(SMALL)})
+
+        assert measured("aerostat_queue_seconds_count") == 2
+        assert measured("aerostat_session_completion_seconds_count") == 1
+        await eventually(lambda: measured("aerostat_avoidable_opens_total") == 1, "the open was in vain")
 
 
 async def test_a_model_whose_engine_gave_up_is_refused_at_once_with_the_engines_words() -> None:

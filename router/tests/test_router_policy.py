@@ -16,6 +16,7 @@ from aerostat_router.policy.demand import Demand, DemandWindow, Sight
 from aerostat_router.policy.estimates import TokenEstimates
 from aerostat_router.policy.overload import Shedding, on_overload
 from aerostat_router.policy.placement import Discard, Lack, Nothing, Route, Send, Situation, Wake, honour, judge_lease, place
+from aerostat_router.policy.session_spans import SessionSpans
 from aerostat_router.policy.sessions import (
     OwnSessions,
     SessionIdError,
@@ -330,3 +331,13 @@ def test_overload_policies() -> None:
     assert on_overload(reject, is_running=True, can_spill=False).shedding is Shedding.REJECT
     assert on_overload(reject, is_running=False, can_spill=False).shedding is Shedding.HOLD
     assert on_overload(Overload(), is_running=True, can_spill=True).shedding is Shedding.HOLD
+
+
+def test_a_session_s_span_is_from_its_first_call_to_its_last_and_is_told_once() -> None:
+    spans = SessionSpans(limit=2)
+    for now, session in enumerate("aabca"):
+        spans.note(SessionKey(session), float(now))
+    assert len(spans) == 2
+    assert spans.end(SessionKey("b"), 9.0) is None, "forgotten: it began before the others that are here"
+    assert spans.end(SessionKey("c"), 9.0) == 6.0
+    assert spans.end(SessionKey("c"), 9.0) is None
