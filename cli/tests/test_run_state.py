@@ -1,5 +1,6 @@
 """Who serves which folder: the lock, the run folder, and what a killed run leaves."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -123,4 +124,27 @@ def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path, monkeypatch: pyt
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     with pytest.raises(SettingError, match="shorter folder"):
+        runs_folder()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")])
+@pytest.mark.parametrize("step", ["mkdir", "symlink_to", "write_bytes"])
+def test_a_disk_that_takes_no_run_folder_is_told_with_the_setting_that_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: OSError
+) -> None:
+    run = Run(pid=1, manifests="m", state=str(tmp_path), started_at=0.0, routers=())
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, step, fail)
+    with pytest.raises(SettingError, match=f"{error.strerror}.*XDG_RUNTIME_DIR"), fresh_run_folder(tmp_path) as folder:
+        run.write(folder)
+
+
+def test_a_file_in_the_place_of_the_run_folders_is_told() -> None:
+    folder = runs_folder()
+    folder.rmdir()
+    folder.touch()
+    with pytest.raises(SettingError, match="XDG_RUNTIME_DIR"):
         runs_folder()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from aerostat_cli.main import main
 from aerostat_cli.standalone.settings import UpSettings, agent_spec, router_addresses, router_spec
 from aerostat_core.errors import SettingError
 from aerostat_testing.ports import free_port
@@ -54,3 +55,13 @@ def test_children_are_told_where_everything_is(tmp_path: Path) -> None:
     assert agent[agent.index("--die-with-parent") + 1] == "7"
     router = router_spec(settings, 0, 7).argv
     assert router[router.index("--listen") + 1] == settings.routers[0].http
+
+
+def test_a_model_cache_that_is_a_file_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(SystemExit, match="1"):
+        main(["up", str(tmp_path), "--model-cache", str(tmp_path / "cache")])
+    said = capsys.readouterr().err
+    assert "--model-cache" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / ".aerostat").exists()

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerostat_runtime.cluster.manifest_files import ManifestSyntaxError, parse_json, parse_yaml
+from aerostat_runtime.cluster.manifest_files import MAX_VALUES, ManifestSyntaxError, parse_json, parse_yaml
 
 pytestmark = pytest.mark.cpu
 
@@ -70,7 +70,7 @@ def test_empty_documents_are_none() -> None:
         ("a: .nan", 1, "numbers must be finite"),
         ("a: -.inf", 1, "numbers must be finite"),
         ("a: !!binary aGk=", 1, "JSON cannot hold"),
-        ("&a [*a]", 1, "JSON cannot hold"),
+        ("&a [*a]", 1, "aliases written out"),
         ("[" * 5000, 1, "no YAML"),
     ],
 )
@@ -120,3 +120,23 @@ def test_any_text_is_read_or_refused(noise: str, cut: int) -> None:
         for parse in (parse_yaml, parse_json):
             with suppress(ManifestSyntaxError):
                 assert all(d.line_of("spec.a[0].b") >= 1 for d in parse(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)),
+        "a0: &a0 {k: x}\n" + "".join(f"a{i}: &a{i} {{p: *a{i - 1}, q: *a{i - 1}}}\n" for i in range(1, 40)),
+        "a: &a [*a]",
+        "a: &a {b: *a}",
+        f"[{'1, ' * MAX_VALUES}]",
+    ],
+)
+def test_a_small_file_that_stands_for_very_much_is_refused_at_once(text: str) -> None:
+    with pytest.raises(ManifestSyntaxError, match="with its aliases written out") as refused:
+        parse_yaml(text)
+    assert refused.value.line == 1
+
+
+def test_aliases_are_as_good_as_what_they_stand_for() -> None:
+    assert parse_yaml("a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}")[0].resource == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2]}}

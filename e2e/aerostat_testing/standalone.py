@@ -188,8 +188,9 @@ class Standalone:
         return f"http://{self.routers[0].http}"
 
     def _run_file(self) -> dict[str, Any]:
-        described = list(self.runtime.glob("aerostat-*/*/run.json"))
-        return dict(orjson.loads(described[0].read_bytes())) if described else {}
+        """Of the process that runs now; a killed one leaves its own."""
+        runs = (orjson.loads(path.read_bytes()) for path in self.runtime.glob("aerostat-*/*/run.json"))
+        return next((dict(run) for run in runs if run["pid"] == self.pid), {})
 
     def _is_listening(self) -> bool:
         assert self._process is not None

@@ -89,7 +89,7 @@ def a_changed_model_is_served_as_it_is_declared(served: Standalone, tiny_models:
 
 def a_deleted_model_is_gone_for_clients(served: Standalone) -> None:
     (served.manifests / "sleeper.yaml").unlink()
-    wait_for(lambda: "renamed: deleted" in served.said, "the user reads that it is gone", limit=20)
+    wait_for(lambda: "sleeper: deleted" in served.said, "the user reads that it is gone", limit=20)
     gone = post(served.url, {"model": "renamed", "messages": HELLO})
     assert gone.json()["error"]["code"] == "model_not_found"
     wait_for(lambda: served.descendants("aerostat_engine") == [], "its engine ends", limit=30)

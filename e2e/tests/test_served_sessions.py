@@ -161,8 +161,7 @@ for folder in folders:
     )
     out = model.generate(**prompt, max_new_tokens=n_tokens, do_sample=False)
     new = out[0, prompt["input_ids"].shape[1]:].tolist()
-    # The tiny models' heads are wider than their vocabulary; SGLang shows such a token as the first one.
-    answers.append(tokenizer.decode([token if token < len(tokenizer) else 0 for token in new], skip_special_tokens=True))
+    answers.append(tokenizer.decode(new, skip_special_tokens=True))
 sys.stdout.write(json.dumps(answers))
 """
 

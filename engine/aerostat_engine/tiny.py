@@ -43,7 +43,7 @@ def tiny_model(architecture: str, seed: int, tokenizer: PreTrainedTokenizerFast)
     torch.manual_seed(seed)
     if architecture == "qwen3":
         qwen3 = Qwen3Config(
-            vocab_size=320,
+            vocab_size=len(tokenizer),
             hidden_size=128,
             intermediate_size=256,
             num_hidden_layers=4,
@@ -57,7 +57,7 @@ def tiny_model(architecture: str, seed: int, tokenizer: PreTrainedTokenizerFast)
         )
         return Qwen3ForCausalLM(qwen3)
     llama = LlamaConfig(
-        vocab_size=320,
+        vocab_size=len(tokenizer),
         hidden_size=96,
         intermediate_size=192,
         num_hidden_layers=3,

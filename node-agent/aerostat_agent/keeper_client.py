@@ -100,7 +100,7 @@ class KeeperLink:
         link = cls(sock)
         try:
             attached = (await link._ask(pb.KeeperRequest(attach=pb.Attach()))).attached
-        except AerostatError:
+        except (AerostatError, asyncio.CancelledError):
             await link.close()
             raise
         link.agent_epoch, link.keeper_epoch = Epoch(attached.agent_epoch), Epoch(attached.keeper_epoch)

@@ -3,17 +3,19 @@
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Sequence
 from typing import Final
 
 from aerostat_agent.agent import serve
 from aerostat_agent.keeper_client import KeeperLink
 from aerostat_agent.settings import Settings, parse_settings
+from aerostat_core.clock import Clock
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Seconds
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster import open_cluster
+from aerostat_runtime.cluster.port import Cluster
+from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import die_with_parent
 
 _log = logging.getLogger(__name__)
@@ -22,8 +24,7 @@ _KEEPER_LIMIT: Final[Seconds] = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s agent: %(message)s")
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it tells each file event
+    set_up_logs()
     try:
         settings = parse_settings(argv)
         if settings.parent_pid is not None:
@@ -46,13 +47,32 @@ async def run(settings: Settings) -> None:
     cluster = open_cluster(settings.cluster)
     try:
         while not stop.is_set():
-            link = await KeeperLink.attach(settings.keeper_socket, deadline=_KEEPER_LIMIT)
             try:
-                await serve(settings, cluster, link, clock, stop)
+                await _serve_keeper(settings, cluster, clock, stop)
             except TemporaryError as error:
                 _log.warning("%s; attaching again", error.message)
                 await asyncio.sleep(error.retry_after)
-            finally:
-                await link.close()
     finally:
         await cluster.close()
+
+
+async def _serve_keeper(settings: Settings, cluster: Cluster, clock: Clock, stop: asyncio.Event) -> None:
+    """Raises TemporaryError when the keeper is lost."""
+    if (link := await _attach(settings, stop)) is not None:
+        try:
+            await serve(settings, cluster, link, clock, stop)
+        finally:
+            await link.close()
+
+
+async def _attach(settings: Settings, stop: asyncio.Event) -> KeeperLink | None:
+    """None: told to stop while no keeper answered. Raises PermanentError, or TemporaryError when it is lost at once."""
+    attaching = asyncio.create_task(KeeperLink.attach(settings.keeper_socket, deadline=_KEEPER_LIMIT))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({attaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return attaching.result() if attaching.done() else None
+    finally:
+        attaching.cancel()
+        stopping.cancel()
+        await asyncio.gather(attaching, stopping, return_exceptions=True)

@@ -163,3 +163,21 @@ async def _wake_and_delete(node: NodeProcesses, agent_address: str) -> None:
     await eventually(lambda: not node.engines, "the engines drained and ended", limit=60)
     await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), "their processes are reaped", limit=60)
     await eventually(lambda: not list((node.run_dir / "e").iterdir()), "nothing of them is left in the run folder", limit=60)
+
+
+async def test_an_agent_that_waits_for_its_keeper_ends_at_once_when_told_to(tmp_path: Path) -> None:
+    async with node_processes(tmp_path) as node:
+        asked = asyncio.Event()
+
+        async def never_answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            writer.close()
+
+        async with await asyncio.start_unix_server(never_answer, node.run_dir / "keeper.sock") as keeper:
+            node.start_agent()
+            await asyncio.wait_for(asked.wait(), 60)
+            keeper.close()
+        (node.run_dir / "keeper.sock").unlink(missing_ok=True)
+        assert node.agent is not None
+        async with asyncio.timeout(10):  # waiting for a keeper takes longer
+            assert await node.end(node.agent) == 0

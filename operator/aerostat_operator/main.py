@@ -11,6 +11,7 @@ from aerostat_core.errors import PermanentError, SettingError
 from aerostat_operator.replica import Replica
 from aerostat_operator.settings import Settings, parse_settings
 from aerostat_runtime.clock import SystemClock
+from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import die_with_parent
 
 EXIT_FAILED: Final = 1
@@ -20,7 +21,7 @@ EXIT_BAD_SETTING: Final = 2
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv)
-        logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        set_up_logs(settings.log_level.upper())
         logging.getLogger("kopf").setLevel(logging.ERROR)  # it is restarted where it fails, and that is logged here
         if settings.die_with_parent is not None:
             die_with_parent(settings.die_with_parent)

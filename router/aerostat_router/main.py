@@ -14,6 +14,7 @@ from aerostat_router.app import RouterApp
 from aerostat_router.settings import Settings, parse_settings
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster import open_cluster
+from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import die_with_parent
 
 logger = logging.getLogger("aerostat_router")
@@ -25,7 +26,7 @@ EXIT_FAILED = 1
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv)
-        logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        set_up_logs(settings.log_level.upper())
         if settings.die_with_parent is not None:
             die_with_parent(settings.die_with_parent)
         return uvloop.run(_run(settings))

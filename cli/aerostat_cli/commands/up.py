@@ -37,11 +37,14 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.routers <= MAX_ROUTERS:
         raise SettingError(f"--routers: {args.routers} is not between 1 and {MAX_ROUTERS}")
     state = (args.state or manifests / STATE_FOLDER).resolve()
+    model_cache = (args.model_cache or _default_cache()).resolve()
+    if model_cache.exists() and not model_cache.is_dir():
+        raise SettingError(f"--model-cache: {model_cache} is no folder; name one, it is made where there is none")
     with StateLock(state):
         settings = UpSettings(
             manifests=manifests,
             state=state,
-            model_cache=(args.model_cache or _default_cache()).resolve(),
+            model_cache=model_cache,
             routers=router_addresses(args.routers, http=args.port, grpc=args.grpc_port, admin=args.admin_port),
         )
         return asyncio.run(parent.serve(settings))

@@ -23,6 +23,8 @@ from aerostat_cli.standalone.voice import Voice
 from aerostat_operator.loop import OperatorSettings, run_operator
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.folder import FolderCluster
+from aerostat_runtime.cluster.store import naming_remedies
+from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import adopt_orphans
 
 FAILED: Final = 1
@@ -43,10 +45,9 @@ class Interrupts:
 
 async def serve(settings: UpSettings) -> int:
     """Until a signal, or until a loop of ours fails. Returns the exit code. The caller holds the lock of the state folder."""
-    _begin_logs(settings.logs)
-    log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(filename=settings.logs / "operator.log", level=logging.INFO, format=log_format)
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it tells of each file event, several times a second
+    with naming_remedies(settings.state):
+        _begin_logs(settings.logs)
+        set_up_logs(file=settings.logs / "operator.log")
     voice, interrupts = Voice(), Interrupts()
     adopt_orphans()
     for shortage in shortages(settings.model_cache):

@@ -5,6 +5,7 @@ Pure: objects and `now` come in, lines go out.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from aerostat_core.ids import Seconds
@@ -16,8 +17,9 @@ PROGRESS_EVERY: Final[Seconds] = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """One model's. `step` changes rarely and is told at once, `detail` often."""
+    """One model's. `name` is the object's, as `aerostat get` shows it. `step` changes rarely and is told at once, `detail` often."""
 
+    name: str
     served_name: str
     step: str
     detail: str
@@ -43,7 +45,7 @@ class ProgressTeller:
     def lines(self, models: Iterable[Resource], instances: Iterable[Resource], *, now: Seconds) -> list[str]:
         found = list(instances)
         present = {str(name_of(model)): situation_of(model, found) for model in models}
-        lines = [f"{self._told.pop(name).situation.served_name}: deleted" for name in sorted(self._told.keys() - present.keys())]
+        lines = [f"{self._told.pop(name).situation.name}: deleted" for name in sorted(self._told.keys() - present.keys())]
         for name in sorted(present):
             lines += self._news(name, present[name], now)
         return lines
@@ -78,16 +80,16 @@ def _line(situation: Situation, took: Seconds) -> str:
     if situation.ready:
         after = f" after {took:.0f} s" if took >= 1 else ""
         where = f"{after} on {situation.instance}" if situation.instance else "; its first call opens it"
-        return f"{situation.served_name}: ready{where}"
-    return ": ".join(filter(None, (situation.served_name, situation.step, situation.detail)))
+        return f"{situation.name}: ready{where}"
+    return ": ".join(filter(None, (situation.name, situation.step, situation.detail)))
 
 
 def situation_of(model: Resource, instances: Iterable[Resource]) -> Situation:
     """From the model's own conditions and from what agents report about its replicas; the furthest replica counts."""
     name = model["metadata"]["name"]
-    served_name = model["spec"].get("servedName") or name
     conditions = {c["type"]: c for c in model.get("status", {}).get("conditions", ())}
     ready = conditions.get("Ready", {})
+    situation = partial(Situation, name=name, served_name=model["spec"].get("servedName") or name)
     replicas = [
         (instance["metadata"]["name"], replica)
         for instance in instances
@@ -96,7 +98,7 @@ def situation_of(model: Resource, instances: Iterable[Resource]) -> Situation:
     ]
     open_on = ", ".join(instance for instance, replica in replicas if replica["state"] == "Open")
     if ready.get("status") == "True" and (open_on or not model["spec"].get("minReplicas")):
-        return Situation(served_name=served_name, step="ready", detail="", ready=True, instance=open_on)
+        return situation(step="ready", detail="", ready=True, instance=open_on)
     reporting = [
         replica for _, replica in replicas if replica["state"] != "Open" and (replica["state"] != "Absent" or replica.get("reason"))
     ]
@@ -104,5 +106,5 @@ def situation_of(model: Resource, instances: Iterable[Resource]) -> Situation:
         replica = reporting[0]
         # A failure's message says what to do; while all goes well the progress says more.
         words = replica.get("progress") or replica.get("message", "")
-        return Situation(served_name=served_name, step=replica.get("reason") or replica["state"], detail=words, ready=False, instance="")
-    return Situation(served_name=served_name, step=ready.get("reason", ""), detail=ready.get("message", ""), ready=False, instance="")
+        return situation(step=replica.get("reason") or replica["state"], detail=words, ready=False, instance="")
+    return situation(step=ready.get("reason", ""), detail=ready.get("message", ""), ready=False, instance="")

@@ -45,8 +45,9 @@ class Run:
 
     def write(self, folder: Path) -> None:
         part = folder / "run.json.part"
-        part.write_bytes(orjson.dumps(asdict(self)))
-        part.replace(folder / "run.json")
+        with _naming_remedies(folder):
+            part.write_bytes(orjson.dumps(asdict(self)))
+            part.replace(folder / "run.json")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -80,7 +81,8 @@ def runs_folder() -> Path:
     folder = (base if base.is_absolute() and base.is_dir() else Path(tempfile.gettempdir())) / f"aerostat-{os.getuid()}"
     if len(str(folder)) > _MAX_RUNS_PATH:
         raise SettingError(f"{folder} is too long a path for Unix sockets. Set XDG_RUNTIME_DIR to a shorter folder.")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with _naming_remedies(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise SettingError(f"{folder} must be a folder of yours that nobody else can open. Remove it, or set XDG_RUNTIME_DIR.")
@@ -100,12 +102,24 @@ def fresh_run_folder(state: Path) -> Iterator[Path]:
     """
     remove_stale_run_folders(own=state)
     folder = run_folder(state)
-    folder.mkdir(mode=0o700)
-    (folder / "logs").symlink_to(state / "logs")
     try:
+        with _naming_remedies(folder):
+            folder.mkdir(mode=0o700)
+            (folder / "logs").symlink_to(state / "logs")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _naming_remedies(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise SettingError(f"{folder} is in the way of the run's sockets: remove it, or set XDG_RUNTIME_DIR") from error
+    except OSError as error:
+        message = f"cannot keep the run's sockets in {folder}: {error.strerror}. Free it, or set XDG_RUNTIME_DIR to another folder"
+        raise SettingError(message) from error
 
 
 def remove_stale_run_folders(*, own: Path) -> None:

@@ -6,12 +6,15 @@ Stricter than YAML where a manifest would surprise its writer: a key that stands
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import yaml
 
 from aerostat_core.errors import AerostatError
+
+# Of one document. Aliases of aliases stand for billions in a few lines.
+MAX_VALUES: Final = 100_000
 
 
 class ManifestSyntaxError(AerostatError):
@@ -65,9 +68,11 @@ def parse_json(text: str) -> Sequence[Document]:
 def _documents(loader: "_Loader") -> Sequence[Document]:
     documents = []
     while loader.check_node() and (node := loader.get_node()) is not None:
+        line = node.start_mark.line + 1
+        if _n_values(node, {}) > MAX_VALUES:
+            raise ManifestSyntaxError(line, f"stands for more than {MAX_VALUES} values with its aliases written out: write less")
         value = loader.construct_document(node)
         if value is not None:
-            line = node.start_mark.line + 1
             documents.append(Document(_json_value(value, line), line, node))
     return documents
 
@@ -89,6 +94,20 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def _n_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values it stands for, aliases written out. Each node is counted once; one that contains itself is too many."""
+    if (found := known.get(id(node))) is not None:
+        return found
+    known[id(node)] = MAX_VALUES + 1  # until it is counted
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    known[id(node)] = n = 1 + sum(_n_values(child, known) for child in children)
+    return n
 
 
 def _json_value(value: Any, line: int) -> Any:

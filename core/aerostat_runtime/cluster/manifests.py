@@ -103,7 +103,9 @@ class ManifestFolder:
                     try:
                         report = await self.sync()
                     except TemporaryError as error:
-                        report = SyncReport(rejected=(Rejection(file=".", line=1, subject="", message=error.message),))
+                        report = SyncReport(
+                            rejected=(Rejection(file=".", line=1, subject="", message=f"{error.message}; it is tried again"),)
+                        )
                         retry_after = error.retry_after
                     if last is None or report != SyncReport(rejected=last.rejected):
                         yield report

@@ -162,7 +162,7 @@ def naming_remedies(folder: Path) -> Iterator[None]:
 
 def _raise_with_remedy(folder: Path, error: OSError) -> NoReturn:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        message = f"no space left for the state folder {folder}: free some, it is tried again"
+        message = f"no space left for the state folder {folder}: free some"
         raise TemporaryError("NoSpace", message, retry_after=_NO_SPACE_RETRY) from error
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
         where = error.filename or folder

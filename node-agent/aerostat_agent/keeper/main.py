@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from aerostat_agent.unix_socket import listen
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import Seconds
 from aerostat_runtime.clock import SystemClock
+from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import adopt_orphans, die_with_parent
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def parse_settings(argv: Sequence[str] | None) -> KeeperSettings:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s keeper: %(message)s")
+    set_up_logs()
     try:
         settings = parse_settings(argv)
         if settings.parent_pid is not None:
