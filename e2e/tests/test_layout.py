@@ -13,6 +13,7 @@ pytestmark = pytest.mark.cpu
 ROOT = Path(__file__).resolve().parents[2]
 COMPONENTS = ("core", "operator", "router", "node-agent", "engine", "cli", "e2e", "protos")
 MAX_LINES = 400
+MAX_TEST_LINES = 700
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
 
@@ -43,8 +44,8 @@ def test_there_is_no_conftest() -> None:
 
 
 def test_every_module_is_short() -> None:
-    # Test files may list more cases than that; a module of the product that is longer has two reasons to exist.
-    long = [p for p in MODULES if p not in TEST_FILES and len(p.read_text().splitlines()) >= MAX_LINES]
+    # Test files may list more cases; a module of the product that is longer has two reasons to exist.
+    long = [p for p in MODULES if len(p.read_text().splitlines()) >= (MAX_TEST_LINES if p in TEST_FILES else MAX_LINES)]
     assert _shown(long) == []
 
 
