@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -95,8 +95,16 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: 
         assert not psutil.pid_exists(pid)
 
 
-async def test_what_a_killed_child_leaves_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """For one test: whoever adopts and does not reap keeps the dead of later tests."""
     adopt_orphans()
+    yield
+    adopt_orphans(False)
+
+
+@pytest.mark.usefixtures("adopting")
+async def test_what_a_killed_child_leaves_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "RESTART_DELAYS", (60.0,))
     async with supervised(spec(tmp_path, PARENT_OF_SLEEPER)) as (_, (child,), said):
         orphan = int(await first_line(child.spec.log))
