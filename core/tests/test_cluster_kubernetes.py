@@ -203,6 +203,7 @@ async def test_what_a_role_does_not_allow_is_told_by_verb_and_resource(apiserver
                 await call(cluster)
             assert caught.value.reason == "Forbidden"
             assert f"system:serviceaccount:{namespace}:reader" in caught.value.message
+            assert "Role must allow it" in caught.value.message
         await cluster.note(Note(kind=Kind.SLO, name=NamespacedName(namespace, "a"), reason="Dropped", message="best effort"))
 
 

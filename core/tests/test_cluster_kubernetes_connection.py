@@ -289,6 +289,20 @@ def test_each_answer_has_its_error(code: int, status: dict[str, object], kind: t
     assert said in str(error)
 
 
+@pytest.mark.parametrize(
+    ("message", "is_a_role_the_remedy"),
+    [
+        ('slos "a" is forbidden: User "system:serviceaccount:n:a" cannot patch resource "slos" in API group "aerostat.dev"', True),
+        ("slos \"a\" is forbidden: ValidatingAdmissionPolicy 'own' with binding 'own' denied request: not yours", False),
+        ('pods "a" is forbidden: exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1', False),
+    ],
+)
+def test_who_lacks_a_right_is_told_of_roles_and_nobody_else(message: str, is_a_role_the_remedy: bool) -> None:
+    said = str(error_of(403, {"message": message, "reason": "Forbidden"}, what="patch slos"))
+    assert f"may not patch slos: {message}" in said
+    assert ("Role must allow it" in said) is is_a_role_the_remedy
+
+
 def test_violations_are_told_by_field() -> None:
     causes = [
         {"reason": "FieldValueInvalid", "field": "spec.ttft", "message": "must be more than 0"},

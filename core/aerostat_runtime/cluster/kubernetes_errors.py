@@ -18,6 +18,7 @@ from aerostat_runtime.cluster.port import InvalidResourceError, Violation
 
 RETRY_AFTER: Final[Seconds] = 1.0  # for callers, where the server does not say
 _WHOLE_OBJECT: Final = "<nil>"  # what a server calls the field of a rule over the whole object
+_IS_RIGHTS: Final = "is forbidden: User "  # said by who checks rights; a policy, a quota or a webhook says itself what is amiss
 _LEFT_OUT: Final = "some validation rules were not checked"  # for what the other violations say; itself none
 
 
@@ -65,7 +66,8 @@ def error_of(code: int, status: Mapping[str, Any], *, what: str, retry_after: st
                 "Unauthorized", f"the API server does not know who we are ({what}): renew the credentials of the kubeconfig"
             )
         case 403:
-            return RefusedError("Forbidden", f"may not {what}: {message}; the component's Role must allow it")
+            remedy = "; the component's Role must allow it" if _IS_RIGHTS in message else ""
+            return RefusedError("Forbidden", f"may not {what}: {message}{remedy}")
         case 404 if (status.get("details") or {}).get("name"):
             return NotFoundError(message)
         case 404:
