@@ -75,13 +75,14 @@ def test_selectors_find_their_own_pods_only(chart: Chart, values: Values) -> Non
 
 
 @FILES
-def test_processes_know_their_flags(chart: Chart, tmp_path: Path, values: Values) -> None:
+@pytest.mark.parametrize("pod_ip", ["10.0.0.7", "fd00::7"])
+def test_processes_know_their_flags(chart: Chart, tmp_path: Path, values: Values, pod_ip: str) -> None:
     """Each container's arguments go through the parser of its own program."""
     parsers: dict[str, Any] = {"operator": operator, "router": router, "agent": agent, "engines": keeper}
     seen = set()
     for component, template in pods(chart.render(*values, namespace="serving")):
         (container,) = template["spec"]["containers"]
-        filled = {"$(POD_NAME)": "aerostat-router-7d9f-x2x4", "$(POD_IP)": "10.0.0.7", "$(NODE_NAME)": "node-1"}
+        filled = {"$(POD_NAME)": "aerostat-router-7d9f-x2x4", "$(POD_IP)": pod_ip, "$(NODE_NAME)": "node-1"}
         arguments = container["args"]
         for variable, value in filled.items():
             arguments = [argument.replace(variable, value) for argument in arguments]

@@ -169,6 +169,19 @@ def test_the_cost_of_opening_is_measured_and_a_queue_is_predicted_from_the_profi
     assert figures.queue_seconds(running=2, waiting_tokens=64) == pytest.approx(0.74)
 
 
+@pytest.mark.parametrize(
+    ("given", "host", "told"),
+    [
+        ("10.0.0.7:9700", "10.0.0.7", "10.0.0.7:9700"),
+        ("[10.0.0.7]:9700", "10.0.0.7", "10.0.0.7:9700"),  # where the family is not known, both are in brackets
+        ("[fd00::7]:9700", "fd00::7", "[fd00::7]:9700"),
+    ],
+)
+def test_an_address_is_told_as_clients_dial_it(given: str, host: str, told: str) -> None:
+    address = Address.parse(given, "--telemetry-listen")
+    assert (address.host, address.port, str(address)) == (host, 9700, told)
+
+
 def test_settings_name_what_to_set(tmp_path: Path) -> None:
     base = ["--node", "n", "--cluster", "folder:x", "--run-dir", str(tmp_path), "--model-cache", "m"]
     settings = parse_settings([*base, "--telemetry-listen", "127.0.0.1:9", "--launcher", "python -m 'x y'"])
@@ -178,6 +191,9 @@ def test_settings_name_what_to_set(tmp_path: Path) -> None:
     for wrong, message in (
         (["--telemetry-listen", "9"], "--telemetry-listen must be HOST:PORT"),
         (["--admin-listen", "h:99999"], "--admin-listen must be HOST:PORT"),
+        (["--telemetry-listen", "fd00::7:9700"], "an IPv6 address in brackets"),
+        (["--telemetry-listen", "[fd00::7:9700"], "an IPv6 address in brackets"),
+        (["--telemetry-listen", "[]:9700"], "--telemetry-listen must be HOST:PORT"),
         (["--run-dir", str(tmp_path / "none")], "is no folder"),
         (["--start-limit", "0"], "more than 0 seconds"),
     ):
