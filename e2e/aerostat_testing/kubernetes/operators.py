@@ -105,6 +105,14 @@ def add_node(server: ApiServer, name: str) -> None:
     server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content_type=MERGE)
 
 
+def only_node(server: ApiServer, name: str) -> None:
+    """`add_node`, and what other tests of this server left goes: a Pool has an Instance of every node, of a lost one too."""
+    for node in server.call("GET", "/api/v1/nodes")["items"]:
+        if (other := node["metadata"]["name"]) != name:
+            server.call("DELETE", f"/api/v1/nodes/{other}")
+    add_node(server, name)
+
+
 def objects(server: ApiServer, namespace: str, plural: str) -> dict[str, dict[str, Any]]:
     found = server.call("GET", f"{API}/namespaces/{namespace}/{plural}")["items"]
     return {item["metadata"]["name"]: item for item in found}
