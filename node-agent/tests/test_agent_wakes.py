@@ -80,7 +80,7 @@ def test_one_settlement_stands_until_it_is_ruled_out_or_nobody_asks(asks: list[t
     for proposed, ruled_out, pause in asks:
         now += pause
         found = table.of(MODEL_A, ruled_out=frozenset(map(InstanceName, ruled_out)), now=now)
-        expected = standing if standing and standing not in ruled_out and now - last < LASTS else None
+        expected = standing if standing and standing not in ruled_out and last + LASTS > now else None
         assert found == expected
         standing, last = found or proposed, now
         table.settle(MODEL_A, InstanceName(standing), now=now)

@@ -12,6 +12,8 @@ from aerostat_router.http.stream_call import FailureKind
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 _CONTEXT = re.compile(r"context length|maximum context|longer than the model", re.IGNORECASE)
+_TRACE = re.compile(r"\s*File \"[^\"]*\", line \d+.*", re.DOTALL)
+"""Where in the engine's code a check failed: FastAPI ends its validation errors with it, and it names folders of the server."""
 _TIMEOUTS = (FailureKind.HEAD_TIMEOUT, FailureKind.IDLE_TIMEOUT)
 _MAX_MESSAGE = 2000
 
@@ -37,16 +39,21 @@ def engine_error(model: str, result: Result) -> ApiError:
 
 
 def _message(body: bytes) -> str:
+    """The engine's own words, without where in its code they come from."""
+    return _TRACE.sub("", _words(body))[:_MAX_MESSAGE]
+
+
+def _words(body: bytes) -> str:
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body.decode("utf-8", "replace").strip()[:_MAX_MESSAGE]
+        return body.decode("utf-8", "replace").strip()
     if isinstance(found, dict):
         inner = found.get("error", found)
         for holder in (inner, found):
             for key in ("message", "detail"):
                 if isinstance(holder, dict) and isinstance(holder.get(key), str):
-                    return str(holder[key])[:_MAX_MESSAGE]
+                    return str(holder[key])
         if isinstance(inner, str):
-            return inner[:_MAX_MESSAGE]
+            return inner
     return ""
