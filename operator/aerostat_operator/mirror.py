@@ -11,7 +11,7 @@ Key = tuple[Kind, NamespacedName]
 
 
 class Mirror:
-    """Own writes count at once; an older state that a watch delivers later does not undo them."""
+    """Own writes count at once. The newest version counts, whether a watch, a list or the answer to a write delivers it later."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Resource] = {}
@@ -81,10 +81,12 @@ class Mirror:
         return None if present is None else str(present["metadata"]["resourceVersion"])
 
     def applied(self, kind: Kind, resource: Resource) -> None:
-        self._objects[kind, name_of(resource)] = resource
+        """The answer to a write. A watch may have told already what somebody else wrote upon it."""
+        self.observe(WatchEvent(Change.MODIFIED, kind, resource))
 
     def patched(self, key: Key, status: Resource) -> None:
-        self._own_statuses[key] = status
+        if key in self._objects:  # else it has gone meanwhile, and the next one of that name begins without it
+            self._own_statuses[key] = status
 
     def removed(self, key: Key) -> None:
         if self._removed is not None and key in self._objects:

@@ -1,6 +1,8 @@
 """Own writes count at once; what a watch delivers late does not undo them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource
@@ -35,6 +37,20 @@ def test_an_older_version_does_not_undo_an_own_write() -> None:
     assert mirror.observe(event(Change.MODIFIED, 11)) == KEY
 
 
+@given(st.lists(st.tuples(st.sampled_from(("watch", "apply", "list")), st.integers(1, 99)), min_size=1))
+def test_the_newest_version_counts_whoever_tells_it_in_whatever_order(told: list[tuple[str, int]]) -> None:
+    mirror = Mirror()
+    for source, version in told:
+        if source == "watch":
+            mirror.observe(event(Change.MODIFIED, version))
+        elif source == "apply":
+            mirror.applied(Kind.MODEL, resource(version))
+        else:
+            with mirror.listing(Kind.MODEL) as take:
+                take([resource(version)])
+    assert mirror.version_of(KEY) == str(max(version for _, version in told))
+
+
 def test_an_own_status_stays_until_it_is_forgotten() -> None:
     mirror = Mirror()
     mirror.observe(event(Change.ADDED, 1))
@@ -54,3 +70,6 @@ def test_a_new_object_of_the_same_name_starts_without_the_old_ones_status() -> N
     assert mirror.observe(event(Change.DELETED, 5)) is None, "the old one's end says nothing about the new one"
     assert mirror.observe(event(Change.DELETED, 2, uid="other")) == KEY
     assert mirror.objects == {}
+    mirror.patched(KEY, {"state": "Open"})  # answered after the watch told the end
+    mirror.observe(event(Change.ADDED, 7, uid="third"))
+    assert "status" not in mirror.objects[KEY]
