@@ -9,7 +9,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast test test-long up bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -35,13 +35,20 @@ lint: $(READY) ## ruff, mypy strict, import contracts
 test-fast: $(READY) ## the tests that need nothing but this Python (seconds)
 	@$(PYTEST) -m "cpu and not long"
 
+kubernetes: $(READY) ## build the Kubernetes programs that tests run, once per version, into ~/.cache/aerostat
+	@$(PY) -m aerostat_testing.kubernetes.build
+
 test: $(READY) ## lint and all tests but the long ones and those for GPUs (what CI runs)
 	@scripts/phase "lint" sh scripts/lint
 	@scripts/phase "tests without engines" $(PYTEST) -m "cpu and not long"
+	@scripts/phase "building Kubernetes (cached)" $(PY) -m aerostat_testing.kubernetes.build
+	@scripts/phase "tests with a Kubernetes API server" $(PYTEST) -m "cluster and not long"
 	@scripts/phase "tests with real engines" $(PYTEST) -m "engine and not long"
 
 test-long: $(READY) ## the tests that take minutes each
-	@scripts/phase "long tests" $(PYTEST) -m "long and not gpu and not cluster"
+	@scripts/phase "long tests" $(PYTEST) -m "long and not gpu"
+	@scripts/phase "building the oldest Kubernetes (cached)" $(PY) -m aerostat_testing.kubernetes.build 1.34
+	@scripts/phase "tests with the oldest Kubernetes" $(PYTEST) -m "cluster and not long" --kubernetes-minor 1.34
 
 up: $(READY) ## serve crds/samples/quickstart on 127.0.0.1:8080; edit the copy in .aerostat/quickstart while it runs
 	@[ -d $(QUICKSTART) ] || { mkdir -p .aerostat && cp -r crds/samples/quickstart $(QUICKSTART); }
