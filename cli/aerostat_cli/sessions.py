@@ -31,7 +31,7 @@ async def fetch_sessions(admins: Sequence[str]) -> list[Session]:
                 continue
             sessions: list[Session] = response.json()["sessions"]
             return sessions
-    raise TemporaryError("Unreachable", f"no router answers at {', '.join(admins)}; `aerostat up` says why", retry_after=1.0)
+    raise TemporaryError("Unreachable", f"no router answers at {', '.join(admins)}; its log says why", retry_after=1.0)
 
 
 def session_row(session: Session, *, now: Seconds) -> list[str]:

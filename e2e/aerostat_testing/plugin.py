@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from aerostat_testing.kubernetes.served import ServedOnKubernetes
 from aerostat_testing.leaks import can_check_tasks, failing_on_leaked_children, failing_on_leaked_tasks
+from aerostat_testing.served import Served
 from aerostat_testing.standalone import Standalone
 
 pytest_plugins = ["aerostat_testing.kubernetes.fixtures"]
+WAYS = ("standalone", "kubernetes")
 TINY_ARCHITECTURES = ("qwen3", "llama")
 
 
@@ -39,11 +42,24 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
         yield run
 
 
-@pytest.fixture(scope="module")
-def shared_standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """One for all tests of a module, since an engine takes half a minute to start."""
-    with Standalone(tmp_path_factory.mktemp("standalone")) as run:
+@pytest.fixture(params=WAYS)
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """Aerostat of this test alone, in each way of running it."""
+    with _served(request, tmp_path) as run:
         yield run
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def shared_served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for all tests of a module, since an engine takes half a minute to start."""
+    with _served(request, tmp_path_factory.mktemp("served")) as run:
+        yield run
+
+
+def _served(request: pytest.FixtureRequest, root: Path) -> Served:
+    if request.param == "standalone":
+        return Standalone(root)
+    return ServedOnKubernetes(root, request.getfixturevalue("apiserver"), request.getfixturevalue("chart"))
 
 
 @pytest.fixture(scope="session")

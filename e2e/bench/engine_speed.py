@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,14 @@ CALL_LIMIT: Seconds = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`n_decode`: tokens of each sequence, by batch size."""
+
     runs: int
-    n_decode: int  # tokens of each sequence
+    n_decode: Mapping[int, int]
 
 
-FULL = Plan(runs=7, n_decode=96)
-QUICK = Plan(runs=3, n_decode=32)
+FULL = Plan(runs=5, n_decode={1: 64, 16: 24})
+QUICK = Plan(runs=3, n_decode={1: 32, 16: 12})
 
 
 class Server:
@@ -151,10 +153,8 @@ async def measure(report: Report, cache: Path, run_dir: Path, plan: Plan) -> Non
         cached, cold = zip(*[await ours.cached_and_cold() for _ in range(plan.runs)], strict=True)
         report.add("cached_prompt_ratio", ratios(cached, cold), baseline={"cold_seconds": min(cold), "cached_seconds": min(cached)})
         progress("engines: prefill done")
-        for batch in (1, 16):
-            pairs = [
-                (await ours.decode_rate(batch, plan.n_decode), await stock.decode_rate(batch, plan.n_decode)) for _ in range(plan.runs)
-            ]
+        for batch, n_tokens in plan.n_decode.items():
+            pairs = [(await ours.decode_rate(batch, n_tokens), await stock.decode_rate(batch, n_tokens)) for _ in range(plan.runs)]
             mine, theirs = zip(*pairs, strict=True)
             absolute = {f"decode_b{batch}_tokens_per_s": {"ours": max(mine), "stock": max(theirs)}}
             report.add(f"decode_b{batch}_vs_stock", ratios(mine, theirs), baseline=absolute)

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import aclosing
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -15,17 +14,16 @@ import yaml
 from aerostat_core.errors import PermanentError
 from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource
-from aerostat_runtime.cluster import open_cluster
 from aerostat_runtime.cluster.port import Change, Cluster, Kind, Note
 from aerostat_testing.kubernetes.apiserver import ApiServer
-from aerostat_testing.kubernetes.chart import CHART, CLUSTER_WIDE, Chart, pod_template
-from aerostat_testing.kubernetes.operators import OperatorProcess, add_node, objects
+from aerostat_testing.kubernetes.chart import CHART, Chart
+from aerostat_testing.kubernetes.installed import Installed, install
+from aerostat_testing.kubernetes.operators import OperatorProcess, objects
 from aerostat_testing.rule_cases import FULL, changed
 from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 QUICKSTART: Final = CHART.parents[1] / "crds/samples/quickstart"
-RIGHTS: Final = ("ServiceAccount", "Role", "RoleBinding", *CLUSTER_WIDE)
 HERE, THERE = "node-here", "node-there"
 READ: Final = {"list", "watch"}
 EVENTS: Final = {"events.events.k8s.io": {"create", "get", "patch"}}
@@ -51,64 +49,9 @@ LEASE: Final = {"leases.coordination.k8s.io": {"create"}, "leases.coordination.k
 EVERYWHERE: Final[dict[str, dict[str, set[str]]]] = {"operator": {"nodes": READ}, "router": {}, "agent": {}, "engines": {}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Installed:
-    """The chart's rights on a server. `objects` are in `watched`; the pods' namespaces are others."""
-
-    server: ApiServer
-    namespace: str
-    nodes: str
-    watched: str
-    elsewhere: str
-    url: str  # of the cluster, as the chart writes it
-
-    @property
-    def is_wide(self) -> bool:
-        return "namespace=" not in self.url
-
-    def account(self, component: str) -> NamespacedName:
-        return NamespacedName(self.nodes if component in ("agent", "engines") else self.namespace, f"aerostat-{component}")
-
-    def kubeconfig(self, component: str, *, node: str | None = None) -> Path:
-        """`node`: by the token of the component's pod there."""
-        return self.server.kubeconfig_of(self.account(component), pod=None if node is None else f"{component}-{node}")
-
-    @asynccontextmanager
-    async def cluster(self, component: str, *, node: str | None = None) -> AsyncIterator[Cluster]:
-        """As the component opens it."""
-        query = "&".join(filter(None, (self.url.partition("?")[2], f"kubeconfig={self.kubeconfig(component, node=node)}")))
-        cluster = open_cluster(f"kubernetes:?{query}", manager=f"aerostat-{component}")
-        try:
-            yield cluster
-        finally:
-            await cluster.close()
-
-
-def install(chart: Chart, server: ApiServer, *, one_namespace: bool) -> Installed:
-    namespace, watched, elsewhere = (server.create_namespace(prefix) for prefix in ("release", "watched", "elsewhere"))
-    nodes = server.create_namespace("nodes") if one_namespace else namespace
-    settings = {"watch.namespace": watched, "nodes.namespace": nodes} if one_namespace else {}
-    rendered = chart.render(namespace=namespace, settings=settings)
-    rights = [o for o in rendered if o["kind"] in RIGHTS]
-    server.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(rights))
-    for node in (HERE, THERE):
-        add_node(server, node)
-        server.call("POST", f"/api/v1/namespaces/{nodes}/pods", agent_pod(rendered, node))
-    args = [a for o in rendered if (t := pod_template(o)) for a in t["spec"]["containers"][0]["args"] if a.startswith("--cluster=")]
-    (url,) = {argument.removeprefix("--cluster=") for argument in args}
-    return Installed(server=server, namespace=namespace, nodes=nodes, watched=watched, elsewhere=elsewhere, url=url)
-
-
-def agent_pod(rendered: list[Resource], node: str) -> Resource:
-    """As the DaemonSet controller would make it for that node."""
-    (template,) = (t for o in rendered if o["metadata"]["name"] == "aerostat-agent-default" and (t := pod_template(o)))
-    spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"} | {"nodeName": node}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"agent-{node}"}, "spec": spec}
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["all-namespaces", "one-namespace"])
 def installed(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer) -> Iterator[Installed]:
-    made = install(chart, apiserver, one_namespace=request.param)
+    made = install(chart, apiserver, HERE, THERE, one_namespace=request.param)
     apiserver.kubectl("apply", "--server-side", f"--namespace={made.watched}", "--filename", str(QUICKSTART))
     for node in (HERE, THERE):
         apiserver.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump(instance(made.watched, node)))

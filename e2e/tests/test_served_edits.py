@@ -1,4 +1,4 @@
-"""A folder that is edited while it is served: models come, change, sleep, wake and go; wrong manifests take nothing away."""
+"""What is declared is edited while it is served: models come, change, sleep, wake and go; wrong manifests take nothing away."""
 
 import signal
 from collections.abc import Mapping
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from aerostat_testing.calls import chat, post
 from aerostat_testing.leftovers import shared_memory
 from aerostat_testing.manifests import cpu_pool, model, slo
+from aerostat_testing.served import Served
 from aerostat_testing.standalone import Standalone
 from aerostat_testing.waiting import wait_for
 
@@ -18,78 +20,78 @@ pytestmark = pytest.mark.engine
 HELLO = [{"role": "user", "content": "Hello!"}]
 
 
-def test_the_life_of_a_folder(standalone: Standalone, tiny_models: Mapping[str, Path]) -> None:
+def test_the_life_of_a_declaration(served: Served, tiny_models: Mapping[str, Path]) -> None:
     """One run for the whole story, since each start of an engine takes a while."""
     before = shared_memory()
-    standalone.write("pool.yaml", cpu_pool())
+    served.write("pool.yaml", cpu_pool())
     sleeper = model("sleeper", tiny_models["llama"], min_replicas=0)
-    standalone.write("sleeper.yaml", sleeper)
-    standalone.start()
+    served.write("sleeper.yaml", sleeper)
+    served.start()
 
-    a_missing_slo_is_named_and_heals(standalone)
-    a_call_wakes_a_sleeping_model(standalone)
-    a_wrong_manifest_takes_nothing_away(standalone, sleeper)
-    a_model_that_cannot_be_served_says_why(standalone, tiny_models)
-    a_changed_model_is_served_as_it_is_declared(standalone, tiny_models)
-    a_deleted_model_is_gone_for_clients(standalone)
+    a_missing_slo_is_named_and_heals(served)
+    a_call_wakes_a_sleeping_model(served)
+    a_wrong_manifest_takes_nothing_away(served, sleeper)
+    a_model_that_cannot_be_served_says_why(served, tiny_models)
+    a_changed_model_is_served_as_it_is_declared(served, tiny_models)
+    a_deleted_model_is_gone_for_clients(served)
 
-    standalone.remember_family()
-    standalone.send(signal.SIGINT)
-    assert standalone.wait() == 0
-    assert standalone.survivors() == []
-    assert list(standalone.runtime.glob("aerostat-*/*")) == []
-    assert standalone.said.endswith("stopped\n")
+    served.remember_family()
+    served.send(signal.SIGINT)
+    assert served.wait() == 0
+    assert served.survivors() == []
     assert shared_memory() <= before
+    if isinstance(served, Standalone):
+        assert list(served.runtime.glob("aerostat-*/*")) == []
+        assert served.said.endswith("stopped\n")
 
 
-def a_missing_slo_is_named_and_heals(served: Standalone) -> None:
+def a_missing_slo_is_named_and_heals(served: Served) -> None:
     missing = served.wait_condition("sleeper", "False", limit=20)
     assert "interactive" in missing["message"]
     served.write("slo.yaml", slo())
     served.wait_ready("sleeper", limit=20)
 
 
-def a_call_wakes_a_sleeping_model(served: Standalone) -> None:
-    assert served.descendants("aerostat_engine") == []
-    assert [m["id"] for m in httpx.get(f"{served.url}/v1/models", timeout=10).json()["data"]] == ["sleeper"]
+def a_call_wakes_a_sleeping_model(served: Served) -> None:
+    assert served.engines() == []
+    wait_for(lambda: listed(served) == ["sleeper"], "the router knows it")
     answer = chat(served.url, "sleeper", HELLO)
     assert answer.route == "wake"
     assert chat(served.url, "sleeper", HELLO).route != "wake"
 
 
-def a_wrong_manifest_takes_nothing_away(served: Standalone, sleeper: dict[str, object]) -> None:
-    path = served.manifests / "sleeper.yaml"
-    whole = path.read_text()
-    path.write_text(whole.replace("minReplicas: 0", "minReplicas: 3"))
-    wait_for(lambda: "rejected sleeper.yaml:" in served.said, "the user reads what is wrong")
-    assert chat(served.url, "sleeper", HELLO).text
-    path.write_text(whole[: len(whole) // 2] + "\n  : [")
-    wait_for(lambda: served.said.count("rejected sleeper.yaml:") > 1, "a half-written file is told")
-    assert "rejected sleeper.yaml" in served.command("get", "models", "--dir", str(served.manifests)).stderr
-    path.write_text(whole)
-    wait_for(lambda: "all manifests are in force" in served.said, "the user reads that all is well")
-    assert chat(served.url, "sleeper", HELLO).text
+def listed(served: Served) -> list[str]:
+    return [m["id"] for m in httpx.get(f"{served.url}/v1/models", timeout=10).json().get("data", ())]
 
 
-def a_model_that_cannot_be_served_says_why(served: Standalone, tiny_models: Mapping[str, Path]) -> None:
-    served.write("wrong.yaml", model("huge", tiny_models["llama"], kv="64Gi"), model("lost", served.manifests / "nowhere"))
+def a_wrong_manifest_takes_nothing_away(served: Served, sleeper: dict[str, object]) -> None:
+    whole = yaml.safe_dump(sleeper)
+    for text, named in ((whole.replace("minReplicas: 0", "minReplicas: 3"), "minReplicas"), (whole[: len(whole) // 2] + "\n  : [", "yaml")):
+        assert named in served.refusal("sleeper.yaml", text).lower().replace("minreplicas", "minReplicas")
+        assert chat(served.url, "sleeper", HELLO).text
+
+
+def a_model_that_cannot_be_served_says_why(served: Served, tiny_models: Mapping[str, Path]) -> None:
+    nowhere = tiny_models["llama"] / "nowhere"
+    served.write("wrong.yaml", model("huge", tiny_models["llama"], kv="64Gi"), model("lost", nowhere))
     huge = served.wait_condition("huge", "False", limit=20)
     assert "64Gi" in huge["message"], huge
     wait_for(lambda: "nowhere" in served.condition("lost").get("message", ""), "the broken path is named", limit=40)
-    (served.manifests / "wrong.yaml").unlink()
-    wait_for(lambda: "lost: deleted" in served.said, "they are gone with their file", limit=20)
+    served.remove("wrong.yaml")
+    served.wait_gone("lost", limit=20)
 
 
-def a_changed_model_is_served_as_it_is_declared(served: Standalone, tiny_models: Mapping[str, Path]) -> None:
+def a_changed_model_is_served_as_it_is_declared(served: Served, tiny_models: Mapping[str, Path]) -> None:
     served.write("sleeper.yaml", model("sleeper", tiny_models["qwen3"], servedName="renamed"))
     wait_for(lambda: post(served.url, {"model": "sleeper", "messages": HELLO}).status_code == httpx.codes.NOT_FOUND, "the old name is gone")
     assert chat(served.url, "renamed", HELLO).text
     served.wait_ready("sleeper")
 
 
-def a_deleted_model_is_gone_for_clients(served: Standalone) -> None:
-    (served.manifests / "sleeper.yaml").unlink()
-    wait_for(lambda: "sleeper: deleted" in served.said, "the user reads that it is gone", limit=20)
+def a_deleted_model_is_gone_for_clients(served: Served) -> None:
+    served.remove("sleeper.yaml")
+    served.wait_gone("sleeper", limit=20)
+    wait_for(lambda: listed(served) == [], "the router knows that it is gone")
     gone = post(served.url, {"model": "renamed", "messages": HELLO})
     assert gone.json()["error"]["code"] == "model_not_found"
-    wait_for(lambda: served.descendants("aerostat_engine") == [], "its engine ends", limit=30)
+    wait_for(lambda: served.engines() == [], "its engine ends", limit=30)

@@ -1,4 +1,4 @@
-"""One `aerostat up` with two models of different architecture behind two routers: sessions of every kind of client."""
+"""Two models of different architecture behind two routers, however they are run: sessions of every kind of client."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from aerostat.v1 import inference_pb2, inference_pb2_grpc
 from aerostat_testing.calls import CALL_LIMIT, Answer, chat, post, stream, text_of
 from aerostat_testing.manifests import cpu_pool, model, slo
-from aerostat_testing.standalone import Standalone
+from aerostat_testing.served import Served
 
 pytestmark = pytest.mark.engine
 
@@ -30,19 +30,19 @@ REUSED = {"lease", "kv"}
 
 
 @pytest.fixture(scope="module")
-def served(shared_standalone: Standalone, tiny_models: Mapping[str, Path]) -> Standalone:
+def served(shared_served: Served, tiny_models: Mapping[str, Path]) -> Served:
     models = [model("qwen", tiny_models["qwen3"]), model("llama", tiny_models["llama"], servedName="Tiny/Llama-1.0")]
-    shared_standalone.write("all.yaml", cpu_pool(), slo(), *models)
-    shared_standalone.start(n_routers=N_ROUTERS)
-    shared_standalone.wait_ready("qwen", "llama")
-    return shared_standalone
+    shared_served.write("all.yaml", cpu_pool(), slo(), *models)
+    shared_served.start(n_routers=N_ROUTERS)
+    shared_served.wait_ready("qwen", "llama")
+    return shared_served
 
 
-def urls(served: Standalone) -> list[str]:
+def urls(served: Served) -> list[str]:
     return [f"http://{router.http}" for router in served.routers]
 
 
-def three_turns(served: Standalone, model_name: str, *, session: str | None, opening: str) -> list[Answer]:
+def three_turns(served: Served, model_name: str, *, session: str | None, opening: str) -> list[Answer]:
     """Each turn through the other router."""
     messages = [{"role": "user", "content": opening}]
     answers = []
@@ -63,23 +63,23 @@ def assert_reused(answers: list[Answer]) -> None:
 
 
 @pytest.mark.parametrize("model_name", ["qwen", "Tiny/Llama-1.0"])
-def test_a_session_with_an_id_reuses_its_prefix_through_either_router(served: Standalone, model_name: str) -> None:
+def test_a_session_with_an_id_reuses_its_prefix_through_either_router(served: Served, model_name: str) -> None:
     assert_reused(three_turns(served, model_name, session=f"with-id-{model_name}", opening=f"{model_name} one. {LONG}"))
 
 
 @pytest.mark.parametrize("model_name", ["qwen", "Tiny/Llama-1.0"])
-def test_a_session_without_an_id_is_inferred_from_its_messages(served: Standalone, model_name: str) -> None:
+def test_a_session_without_an_id_is_inferred_from_its_messages(served: Served, model_name: str) -> None:
     assert_reused(three_turns(served, model_name, session=None, opening=f"{model_name} two. {LONG}"))
 
 
-def test_two_sessions_do_not_see_each_other(served: Standalone) -> None:
+def test_two_sessions_do_not_see_each_other(served: Served) -> None:
     same = [{"role": "user", "content": f"Say it once. {LONG}"}]
     first, second = (chat(served.url, "qwen", same, session=f"apart-{i}") for i in range(2))
     assert first.text == second.text
     assert second.route == "residency" or second.cached_tokens > 0
 
 
-async def test_the_openai_client_streams_and_sees_the_usage(served: Standalone) -> None:
+async def test_the_openai_client_streams_and_sees_the_usage(served: Served) -> None:
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="unused", timeout=CALL_LIMIT) as client:
         listed = [m.id async for m in client.models.list()]
         assert sorted(listed) == ["Tiny/Llama-1.0", "qwen"]
@@ -107,7 +107,7 @@ async def test_the_openai_client_streams_and_sees_the_usage(served: Standalone) 
         assert completion.choices[0].text
 
 
-async def test_the_anthropic_client_holds_a_conversation(served: Standalone) -> None:
+async def test_the_anthropic_client_holds_a_conversation(served: Served) -> None:
     async with anthropic.AsyncAnthropic(base_url=served.url, api_key="unused", timeout=CALL_LIMIT) as client:
         said = f"anthropic. {LONG}"
         first = await client.messages.create(model="qwen", max_tokens=8, messages=[{"role": "user", "content": said}])
@@ -123,7 +123,7 @@ async def test_the_anthropic_client_holds_a_conversation(served: Standalone) -> 
     assert second.usage.cache_read_input_tokens or second.usage.input_tokens > first.usage.input_tokens
 
 
-def test_grpc_serves_the_same_session_with_health_and_reflection(served: Standalone) -> None:
+def test_grpc_serves_the_same_session_with_health_and_reflection(served: Served) -> None:
     with grpc.insecure_channel(served.routers[0].grpc) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         options = inference_pb2.CallOptions(session_id="over-grpc", max_tokens=8, temperature=0.0)
@@ -166,7 +166,7 @@ sys.stdout.write(json.dumps(answers))
 """
 
 
-def test_answers_are_those_that_transformers_gives(served: Standalone, tiny_models: Mapping[str, Path]) -> None:
+def test_answers_are_those_that_transformers_gives(served: Served, tiny_models: Mapping[str, Path]) -> None:
     text, n_tokens = "What comes after nine?", 24
     folders = [str(tiny_models["qwen3"]), str(tiny_models["llama"])]
     command = [sys.executable, "-c", REFERENCE, text, str(n_tokens), *folders]
@@ -178,21 +178,21 @@ def test_answers_are_those_that_transformers_gives(served: Standalone, tiny_mode
         assert not again or all(a.cached_tokens > 0 for a in answers), "the second time it came out of the cache"
 
 
-def test_a_stream_has_the_text_of_the_whole_answer_and_says_that_it_is_done(served: Standalone) -> None:
+def test_a_stream_has_the_text_of_the_whole_answer_and_says_that_it_is_done(served: Served) -> None:
     events = list(stream(served.url, "qwen", "Stream this.", n_tokens=16))
     assert events[-1] == {"done": True}
     assert sum(1 for e in events if e.get("choices")) > 4
     assert text_of(events)
 
 
-def test_a_client_that_hangs_up_leaves_nothing_running(served: Standalone) -> None:
+def test_a_client_that_hangs_up_leaves_nothing_running(served: Served) -> None:
     for i, _ in enumerate(stream(served.url, "qwen", "Hang up.", n_tokens=4000)):
         if i == 3:
             break
     served.wait_idle("qwen", limit=4.0)
 
 
-def test_errors_are_openai_objects_that_name_the_remedy(served: Standalone) -> None:
+def test_errors_are_openai_objects_that_name_the_remedy(served: Served) -> None:
     unknown = post(served.url, {"model": "absent", "messages": [{"role": "user", "content": "hi"}]})
     assert unknown.status_code == httpx.codes.NOT_FOUND
     assert unknown.json()["error"]["code"] == "model_not_found"
@@ -204,18 +204,17 @@ def test_errors_are_openai_objects_that_name_the_remedy(served: Standalone) -> N
     assert broken.status_code == httpx.codes.BAD_REQUEST
 
 
-def test_the_commands_show_what_runs(served: Standalone) -> None:
-    models = served.get("models").splitlines()
-    assert models[0].split()[:4] == ["NAME", "READY", "POOL", "STATE"]
-    assert [line.split()[:4] for line in models[1:]] == [["llama", "True", "cpu", "Open"], ["qwen", "True", "cpu", "Open"]]
-    assert "cpu-local-0" in served.get("instances")
-    assert "Cold" in served.get("pools")
-    assert "5s" in served.get("slos")
+def test_the_commands_show_what_runs(served: Served) -> None:
+    models = served.table("models")
+    assert models[0][:4] == ["NAME", "READY", "POOL", "STATE"]
+    assert [line[:4] for line in models[1:]] == [["llama", "True", "cpu", "Open"], ["qwen", "True", "cpu", "Open"]]
+    assert f"cpu-{served.node}-0" in served.table("instances")[1]
+    assert "Cold" in served.table("pools")[1]
+    assert "5s" in served.table("slos")[1]
     chat(served.url, "qwen", [{"role": "user", "content": "hi"}], session="shown")
-    sessions = served.get("sessions").splitlines()
-    assert len(sessions) > 1
-    assert "cpu-local-0" in sessions[1]
-    said = served.command("chat", "qwen", "-m", "Hello!", "--max-tokens", "8", "--dir", str(served.manifests))
+    sessions = served.command("get", "sessions", "--router", served.routers[1].admin)
+    assert f"cpu-{served.node}-0" in sessions.stdout.splitlines()[1], sessions.stderr
+    said = served.command("chat", "qwen", "-m", "Hello!", "--max-tokens", "8", "--url", served.url)
     assert said.returncode == 0, said.stderr
     assert said.stdout.strip()
     assert "prompt tokens cached · route " in said.stderr

@@ -14,6 +14,7 @@ from rich.console import Console
 from aerostat_cli.columns import columns_of, header, row
 from aerostat_cli.sessions import SESSION_HEADER, fetch_sessions, session_row
 from aerostat_cli.standalone.run_state import Run, find_run
+from aerostat_core.errors import SettingError
 from aerostat_core.resources import Resource
 from aerostat_runtime.cluster.folder import FolderCluster
 from aerostat_runtime.cluster.manifests import read_rejections
@@ -34,6 +35,7 @@ def add_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("name", nargs="?", metavar="NAME", help="only this one")
     parser.add_argument("-o", "--output", choices=["table", "wide", "json", "yaml"], default="table", help="default: %(default)s")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="the folder whose run is meant (default: here, else the newest)")
+    parser.add_argument("--router", metavar="HOST:PORT", help="sessions as the router with this admin address has them, wherever it runs")
     parser.set_defaults(run=run)
 
 
@@ -42,8 +44,8 @@ def _plural(word: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = find_run(args.dir)
-    objects = asyncio.run(_objects(found, args.what))
+    found = _chosen_run(args)
+    objects = asyncio.run(fetch_sessions([args.router]) if found is None else _objects(found, args.what))
     if args.name is not None:
         objects = [o for o in objects if o.get("metadata", o).get("name") == args.name]
     console = Console(highlight=False, soft_wrap=True)
@@ -53,8 +55,18 @@ def run(args: argparse.Namespace) -> int:
         console.print(yaml.safe_dump({"items": objects}, sort_keys=False), end="", markup=False)
     else:
         console.print(_table(args.what, objects, wide=args.output == "wide"), markup=False)
-        _show_rejections(found)
+        if found is not None:
+            _show_rejections(found)
     return 0
+
+
+def _chosen_run(args: argparse.Namespace) -> Run | None:
+    """None: no run of this machine is meant, but one router."""
+    if args.router is None:
+        return find_run(args.dir)
+    if args.what != SESSIONS:
+        raise SettingError(f"--router has sessions only; {args.what} of a Kubernetes cluster are shown by `kubectl get {args.what}`")
+    return None
 
 
 async def _objects(found: Run, what: str) -> list[Resource]:
