@@ -9,7 +9,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -53,6 +53,9 @@ test-long: $(READY) ## the tests that take minutes each
 up: $(READY) ## serve crds/samples/quickstart on 127.0.0.1:8080; edit the copy in .aerostat/quickstart while it runs
 	@[ -d $(QUICKSTART) ] || { mkdir -p .aerostat && cp -r crds/samples/quickstart $(QUICKSTART); }
 	@exec .venv/bin/aerostat up $(QUICKSTART) $(UP)
+
+up-kubernetes: $(READY) ## the same over a Kubernetes API server of its own: it tells which KUBECONFIG to use for kubectl apply
+	@exec $(PY) -m aerostat_testing.kubernetes.up $(UP)
 
 bench-quick: $(READY) ## measure cached prompts, decode speed and the router (QUICK=1: about a minute)
 	@$(PY) e2e/bench/quick.py

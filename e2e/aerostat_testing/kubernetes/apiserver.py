@@ -163,9 +163,9 @@ class ApiServer:
         name: str = self.call("POST", "/api/v1/namespaces", body)["metadata"]["name"]
         return name
 
-    def kubeconfig(self, *, server: str | None = None) -> Path:
+    def kubeconfig(self, *, server: str | None = None, namespace: str | None = None) -> Path:
         """A file with which a client is the admin. `server`: another address than the server's own, such as a proxy's."""
-        return self._write_kubeconfig("admin", self._token, server)
+        return self._write_kubeconfig("admin", self._token, server, namespace)
 
     def kubeconfig_for(self, account: NamespacedName, rules: Sequence[Mapping[str, Sequence[str]]] = ()) -> Path:
         """A file with which a client is that ServiceAccount, made here, with exactly these rules in all namespaces."""
@@ -186,7 +186,7 @@ class ApiServer:
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         answer = self.call("POST", f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}/token", request)
         name = "-".join(filter(None, (account.namespace, account.name, pod)))
-        return self._write_kubeconfig(name, answer["status"]["token"], None)
+        return self._write_kubeconfig(name, answer["status"]["token"])
 
     # ------------------------------------------------------------ inside
 
@@ -277,15 +277,16 @@ class ApiServer:
         log = self.folder / "apiserver.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
 
-    def _write_kubeconfig(self, name: str, token: str, server: str | None) -> Path:
-        path = self.folder / f"{name}{'-' + server.rpartition(':')[2] if server else ''}.kubeconfig"
+    def _write_kubeconfig(self, name: str, token: str, server: str | None = None, namespace: str | None = None) -> Path:
+        path = self.folder / ("-".join(filter(None, (name, server and server.rpartition(":")[2], namespace))) + ".kubeconfig")
         cluster = {"server": server or self.url, "certificate-authority": str(self._certificate)}
+        context = {"cluster": "tests", "user": name} | ({"namespace": namespace} if namespace else {})
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "tests", "cluster": cluster}],
             "users": [{"name": name, "user": {"token": token}}],
-            "contexts": [{"name": name, "context": {"cluster": "tests", "user": name}}],
+            "contexts": [{"name": name, "context": context}],
             "current-context": name,
         }
         path.write_text(yaml.safe_dump(config))

@@ -41,11 +41,12 @@ class ServedOnKubernetes(Served):
 
     node = "node1"
 
-    def __init__(self, root: Path, server: ApiServer, chart: Chart) -> None:
+    def __init__(self, root: Path, server: ApiServer, chart: Chart, *, model_cache: Path | None = None) -> None:
         super().__init__()
         self.server = server
         self.output = root / "output.txt"
         self._root = root
+        self._model_cache = model_cache or root / "models"
         self._run_dir = Path(tempfile.mkdtemp(prefix="ae-"))  # short, since the paths of Unix sockets are
         only_node(server, self.node)
         self.installed: Installed = install(chart, server, self.node, one_namespace=True)
@@ -99,6 +100,10 @@ class ServedOnKubernetes(Served):
     def table(self, what: str) -> list[list[str]]:
         return [line.split() for line in self.kubectl("get", what).splitlines()]
 
+    def user_kubeconfig(self) -> Path:
+        """A file for the admin whose commands are about the namespace that is watched."""
+        return self.server.kubeconfig(namespace=self.namespace)
+
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
         return self.server.kubectl("--namespace", self.namespace, *arguments, stdin=stdin)
 
@@ -115,7 +120,7 @@ class ServedOnKubernetes(Served):
     def _pod(self, component: str, suffix: str, *, node: str | None = None) -> Pod:
         name = f"{component}-{suffix}"
         facts = {"$(NODE_NAME)": self.node, "$(POD_NAME)": name, "$(POD_IP)": "127.0.0.1"}
-        facts |= {"/run/aerostat": str(self._run_dir), "/var/cache/aerostat": str(self._root / "models"), "python3 ": f"{sys.executable} "}
+        facts |= {"/run/aerostat": str(self._run_dir), "/var/cache/aerostat": str(self._model_cache), "python3 ": f"{sys.executable} "}
         if component != "engines":
             facts[f"--cluster={self.installed.url}"] = f"--cluster={self.installed.cluster_url(component, node=node)}"
         argv = _on_this_machine(self.installed.container(component), facts)
