@@ -1,15 +1,14 @@
 """`Cluster` over a state folder: what an API server is to us, for `aerostat up` and for tests.
 
-Any number of processes open the same folder. Each write is admitted as an API server would (`admission`), stored as a
-file (`store`), and seen by every watcher through file events. An event only says that something changed: the watcher
-lists and compares resource versions, so events that coalesce or get lost cost time, never a change.
+Any number of processes open the same folder. Each write is what an API server would make of it (`writes`), is stored
+as a file (`store`), and seen by every watcher through file events. An event only says that something changed: the
+watcher lists and compares (`relisting`), so events that coalesce or get lost cost time, never a change.
 """
 
 import asyncio
 import logging
 import os
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,17 +20,17 @@ import watchfiles
 from aerostat_core.clock import Clock
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import NamespacedName, Seconds
-from aerostat_core.resources import Resource, name_of
+from aerostat_core.resources import Resource
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.admission import Admission
-from aerostat_runtime.cluster.differences import differences
-from aerostat_runtime.cluster.port import Change, InvalidResourceError, Kind, Note, WatchEvent
+from aerostat_runtime.cluster.port import Kind, Note, WatchEvent
+from aerostat_runtime.cluster.relisting import NextWakeup, watch_by_listing
 from aerostat_runtime.cluster.store import REVISION_FILE, ObjectStore, replace_file
+from aerostat_runtime.cluster.writes import Writes
 
 RELIST: Final[Seconds] = 5.0  # for what no event told
 EVENTS_FILE: Final = "events.jsonl"
 _EVENTS_MAX_BYTES = 1 << 20
-_APPLIED_METADATA = ("labels", "annotations", "ownerReferences")
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -43,49 +42,37 @@ class FolderCluster:
         self.state = state
         self._store = ObjectStore(state)
         self._clock = clock or SystemClock()
-        self._admission = admission or Admission.of_this_build()
+        self._writes = Writes(self._store, admission or Admission.of_this_build(), self._clock)
         self._wakeups = _Wakeups(self._store.root)
         self._write_lock = asyncio.Lock()  # one thread at a time waits for the file lock
 
     async def list(self, kind: Kind) -> list[Resource]:
         return await asyncio.to_thread(self._store.list, kind)
 
-    async def watch(self, kind: Kind) -> AsyncIterator[WatchEvent]:
-        seen: dict[NamespacedName, Resource] = {}
-        synced = False
-        async with self._wakeups.subscribe() as next_wakeup:
-            while True:
-                present = {name_of(resource): resource for resource in await self.list(kind)}
-                for event in differences(kind, seen, present):
-                    yield event
-                seen = present
-                if not synced:
-                    synced = True
-                    yield WatchEvent(Change.SYNCED, kind, None)
-                if not await next_wakeup():
-                    return
+    def watch(self, kind: Kind) -> AsyncIterator[WatchEvent]:
+        return watch_by_listing(kind, self.list, self._wakeups.subscribe)
 
     async def apply(self, resource: Resource) -> Resource:
-        return await self._write(lambda: self._apply(resource))
+        return await self._alone(lambda: self._writes.apply(resource))
 
     async def put(self, resource: Resource) -> Resource:
         """Write a Node, status and all; no schema is known for it. (In a cluster kubelets write Nodes.)"""
-        return await self._write(lambda: self._put(resource))
+        return await self._alone(lambda: self._writes.put(resource))
 
     async def patch_status(self, kind: Kind, name: NamespacedName, status: Resource) -> bool:
-        return await self._write(lambda: self._patch_status(kind, name, status))
+        return await self._alone(lambda: self._writes.patch_status(kind, name, status))
 
     async def delete(self, kind: Kind, name: NamespacedName) -> None:
         """Delete it and, at once, what only it owned."""
-        await self._write(lambda: self._delete(kind, name))
+        await self._alone(lambda: self._writes.delete(kind, name))
 
     async def collect_garbage(self) -> None:
         """Delete objects whose owners are all gone. `delete` does; this is for a state folder that somebody edited."""
-        await self._write(self._collect_garbage)
+        await self._alone(self._writes.collect_garbage)
 
     async def note(self, note: Note) -> None:
         try:
-            await self._write(lambda: self._note(note))
+            await self._alone(lambda: self._note(note))
         except (TemporaryError, PermanentError) as error:
             _log.warning("event of %s %s not recorded: %s", note.kind, note.name, error)
 
@@ -97,77 +84,13 @@ class FolderCluster:
         """Ends all watches."""
         await self._wakeups.close()
 
-    async def _write(self, write: Callable[[], _T]) -> _T:
+    async def _alone(self, write: Callable[[], _T]) -> _T:
         async with self._write_lock:
-            return await asyncio.to_thread(self._write_alone, write)
+            return await asyncio.to_thread(self._locked, write)
 
-    def _write_alone(self, write: Callable[[], _T]) -> _T:
+    def _locked(self, write: Callable[[], _T]) -> _T:
         with self._store.writing():
             return write()
-
-    def _apply(self, resource: Resource) -> Resource:
-        kind = self._admission.kind_of(resource)
-        name = _placed(resource)
-        old = self._store.get(kind, name)
-        admitted = self._admission.admit(resource, old)
-        applied = {key: admitted["metadata"][key] for key in _APPLIED_METADATA if admitted["metadata"].get(key)}
-        if old is None:
-            kept = self._new_metadata(name)
-        else:
-            kept = {key: value for key, value in old["metadata"].items() if key not in _APPLIED_METADATA}
-            if old["spec"] != admitted["spec"]:
-                kept["generation"] += 1
-        new = {**admitted, "metadata": kept | applied} | ({"status": old["status"]} if old and "status" in old else {})
-        if new == old:
-            return new
-        stored = self._store.write(kind, name, new)
-        if "ownerReferences" in applied:
-            self._collect_garbage()  # an owner may have gone before its child came
-        return stored
-
-    def _put(self, resource: Resource) -> Resource:
-        if resource.get("kind") != Kind.NODE:
-            raise InvalidResourceError(f"only a Node is put as it is, got {resource.get('kind')!r}: use apply")
-        name = name_of(resource)
-        old = self._store.get(Kind.NODE, name)
-        kept = self._new_metadata(name) if old is None else old["metadata"]
-        server_set = {key: kept[key] for key in ("uid", "creationTimestamp", "generation", "resourceVersion") if key in kept}
-        new = {**resource, "metadata": resource["metadata"] | server_set}
-        return new if new == old else self._store.write(Kind.NODE, name, new)
-
-    def _patch_status(self, kind: Kind, name: NamespacedName, status: Resource) -> bool:
-        old = self._store.get(kind, name)
-        if old is None:
-            return False
-        if kind is not Kind.NODE:
-            self._admission.check_status(kind, name, status)
-        if old.get("status") != status:
-            self._store.write(kind, name, {**old, "status": status})
-        return True
-
-    def _delete(self, kind: Kind, name: NamespacedName) -> None:
-        if self._store.remove(kind, name):
-            self._collect_garbage()
-
-    def _collect_garbage(self) -> None:
-        while True:  # a child may own others
-            objects = [(kind, resource) for kind in Kind for resource in self._store.list(kind)]
-            uids = {resource["metadata"].get("uid") for _, resource in objects}
-            orphans = [(kind, name_of(resource)) for kind, resource in objects if _is_orphan(resource, uids)]
-            for kind, name in orphans:
-                self._store.remove(kind, name)
-            if not orphans:
-                return
-
-    def _new_metadata(self, name: NamespacedName) -> Resource:
-        created = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {
-            "name": name.name,
-            "namespace": name.namespace,
-            "uid": str(uuid.uuid4()),
-            "creationTimestamp": created,
-            "generation": 1,
-        }
 
     def _note(self, note: Note) -> None:
         path = self.state / EVENTS_FILE
@@ -194,22 +117,6 @@ class FolderCluster:
             return ()
 
 
-def _placed(resource: Resource) -> NamespacedName:
-    """Its name, or what admission will refuse anyway."""
-    match resource.get("metadata"):
-        case {"name": str(name), "namespace": str(namespace)}:
-            return NamespacedName(namespace, name)
-        case {"name": str(name)}:
-            return NamespacedName("default", name)
-        case _:
-            return NamespacedName("default", "-")
-
-
-def _is_orphan(resource: Resource, uids: set[str]) -> bool:
-    owners = resource["metadata"].get("ownerReferences", ())
-    return bool(owners) and all(owner["uid"] not in uids for owner in owners)
-
-
 class _Wakeups:
     """One watcher of the revision file for all watches of a process, for as long as there are any."""
 
@@ -220,7 +127,7 @@ class _Wakeups:
         self._stop = asyncio.Event()
 
     @asynccontextmanager
-    async def subscribe(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    async def subscribe(self) -> AsyncIterator[NextWakeup]:
         """Gives a call that waits for the next change since it returned last; it answers False after `close`."""
         if self._task is None:
             self._stop = asyncio.Event()
