@@ -17,37 +17,44 @@ from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.cluster import open_cluster
 from aerostat_runtime.cluster.port import Change, Cluster, InvalidResourceError, Kind, Note, WatchEvent
 from aerostat_testing.kubernetes.apiserver import ApiServer
+from aerostat_testing.memory_cluster import MemoryCluster, MemoryObjects
 
 Open = Callable[[], Cluster]
 API = "aerostat.dev/v1alpha1"
 DEADLINE = 15.0
 
 
-def _folder(request: pytest.FixtureRequest) -> str:
+def _folder(request: pytest.FixtureRequest) -> Open:
     tmp_path: Path = request.getfixturevalue("tmp_path")
-    return f"folder:{tmp_path / 'state'}"
+    return lambda: open_cluster(f"folder:{tmp_path / 'state'}")
 
 
-def _kubernetes(request: pytest.FixtureRequest) -> str:
+def _kubernetes(request: pytest.FixtureRequest) -> Open:
     server: ApiServer = request.getfixturevalue("apiserver")
     server.clear()
     server.run_controllers()  # who owned what is theirs to know
-    return f"kubernetes:?kubeconfig={server.kubeconfig()}"
+    return lambda: open_cluster(f"kubernetes:?kubeconfig={server.kubeconfig()}")
+
+
+def _memory(_: pytest.FixtureRequest) -> Open:
+    objects = MemoryObjects()
+    return lambda: MemoryCluster(objects=objects)
 
 
 ADAPTERS = [
     pytest.param(_folder, id="folder", marks=pytest.mark.cpu),
     pytest.param(_kubernetes, id="kubernetes", marks=pytest.mark.cluster),
+    pytest.param(_memory, id="memory", marks=pytest.mark.cpu),
 ]
 
 
 @pytest.fixture(params=ADAPTERS)
 async def open_once_more(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
-    url = request.param(request)
+    open_one: Open = request.param(request)
     opened: list[Cluster] = []
 
     def open_() -> Cluster:
-        opened.append(open_cluster(url))
+        opened.append(open_one())
         return opened[-1]
 
     yield open_

@@ -1,6 +1,5 @@
 """What lists and watches tell together, in whatever order: the mirror ends as the cluster is."""
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ from aerostat_operator.intake import GRACE, Intake
 from aerostat_operator.mirror import Mirror
 from aerostat_operator.work_queue import WorkQueue
 from aerostat_runtime.cluster.port import Change, Kind, WatchEvent
+from aerostat_testing.declared import model_object
 from aerostat_testing.loops import run_in_new_loop
 from aerostat_testing.memory_cluster import MemoryCluster
 
@@ -31,11 +31,10 @@ class Clock:
 
 
 class Versions(MemoryCluster):
-    """Counts versions as a server does. `meanwhile` happens after a list was read and before it is answered."""
+    """Keeps what watches have to tell until it is taken. `meanwhile` happens after a list was read and before it is answered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.version = 0
         self.events: list[WatchEvent] = []
         self.meanwhile: Callable[[], None] | None = None
 
@@ -47,22 +46,24 @@ class Versions(MemoryCluster):
         return found
 
     def put(self, name: str) -> None:
-        self.version += 1
+        """A new version of it."""
         key = (Kind.MODEL, NamespacedName("default", name))
-        uid = self._objects[key]["metadata"]["uid"] if key in self._objects else f"uid-{self.version}"
-        metadata = {"name": name, "namespace": "default", "uid": uid, "resourceVersion": str(self.version)}
-        self._objects[key] = {"kind": "Model", "metadata": metadata}
-        self.events.append(WatchEvent(Change.MODIFIED, Kind.MODEL, copy.deepcopy(self._objects[key])))
+        resource = self.objects.get(*key)
+        if resource is None:
+            resource = model_object(name)
+            resource["metadata"]["uid"] = f"uid-{self.objects.revision}"
+        self.events.append(WatchEvent(Change.MODIFIED, Kind.MODEL, self.objects.write(*key, resource)))
 
     def remove(self, name: str) -> None:
-        gone = self._objects.pop((Kind.MODEL, NamespacedName("default", name)), None)
+        key = (Kind.MODEL, NamespacedName("default", name))
+        gone = self.objects.get(*key)
         if gone is not None:
-            self.version += 1
-            last = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.version)}}
+            self.objects.remove(*key)
+            last = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.objects.revision)}}
             self.events.append(WatchEvent(Change.DELETED, Kind.MODEL, last))
 
     def truth(self) -> dict[str, str]:
-        return {key[1].name: r["metadata"]["resourceVersion"] for key, r in self._objects.items()}
+        return {r["metadata"]["name"]: r["metadata"]["resourceVersion"] for r in self.objects.list(Kind.MODEL)}
 
 
 class Scene:

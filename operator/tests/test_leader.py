@@ -8,7 +8,7 @@ import pytest
 
 from aerostat_core.errors import AerostatError, TemporaryError
 from aerostat_core.ids import NamespacedName, Seconds
-from aerostat_core.resources import Resource
+from aerostat_core.resources import API_VERSION, Resource
 from aerostat_operator.leader import Elector, Fenced, NotLeadingError
 from aerostat_operator.policy.leadership import Timing
 from aerostat_runtime.cluster.kubernetes_connection import Request
@@ -20,7 +20,12 @@ pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
 TIMING = Timing(duration=15.0, hold=10.0, retry=2.0)
 DEADLINE: Seconds = 600.0  # virtual
 LEASE = NamespacedName("aerostat", "operator")
-MODEL = {"kind": "Model", "metadata": {"name": "m", "namespace": "default"}, "spec": {}}
+MODEL = {
+    "apiVersion": API_VERSION,
+    "kind": "Model",
+    "metadata": {"name": "m", "namespace": "default"},
+    "spec": {"source": {"uri": "pypi://m@1"}, "pool": "p"},
+}
 
 
 class LoopClock:
@@ -201,13 +206,13 @@ async def test_writes_need_the_lease_and_one_under_way_ends_with_it() -> None:
         await fenced.apply(MODEL)
     async with running(a):
         await a.elected()
-        await fenced.apply(MODEL)
-        assert await cluster.list(Kind.MODEL) == [MODEL]
+        made = await fenced.apply(MODEL)
+        assert await cluster.list(Kind.MODEL) == [made]
         api.is_away = True
         cluster.delay = 1000.0
         began = asyncio.get_running_loop().time()
         with pytest.raises(NotLeadingError):
-            await fenced.apply({**MODEL, "spec": {"changed": True}})
+            await fenced.apply({**MODEL, "spec": {"source": {"uri": "pypi://m@2"}, "pool": "p"}})
         assert asyncio.get_running_loop().time() - began <= TIMING.hold
         for write in (
             fenced.patch_status(Kind.MODEL, NamespacedName("default", "m"), {}),
@@ -215,4 +220,4 @@ async def test_writes_need_the_lease_and_one_under_way_ends_with_it() -> None:
         ):
             with pytest.raises(NotLeadingError):
                 await write
-    assert await cluster.list(Kind.MODEL) == [MODEL], "nothing was written without the lease"
+    assert await cluster.list(Kind.MODEL) == [made], "nothing was written without the lease"

@@ -14,6 +14,7 @@ from aerostat.v1 import telemetry_pb2 as pb
 from aerostat.v1.agent_pb2 import PrefixHandle
 from aerostat_core.ids import NamespacedName
 from aerostat_core.prefix_hash import session_key
+from aerostat_core.resources import name_of
 from aerostat_router.app import RouterApp, running_router
 from aerostat_router.policy.wake_owner import wake_order
 from aerostat_router.settings import parse_settings
@@ -270,7 +271,9 @@ async def test_a_wake_that_nobody_can_do_says_why() -> None:
 
 async def test_a_wake_owner_s_word_holds_and_the_place_s_own_agent_opens_it() -> None:
     async with rig() as r, fake_agent() as far:
-        await r.cluster.apply(instance_object("b", ["small"], address=far.address))
+        b = instance_object("b", ["small"], address=far.address)
+        await r.cluster.apply(b)
+        await r.cluster.patch_status(Kind.INSTANCE, name_of(b), b["status"])
         agents = {"a": r.agent, "b": far}
         for name, agent in agents.items():
             agent.put(instance_state(name, model_state("small", state=pb.PARKED, epoch=0, open_seconds=1.0)))
@@ -443,6 +446,7 @@ async def test_a_declared_model_that_the_operator_cannot_place_says_so() -> None
             "reason": "TooLarge",
             "message": "9Gi asked, 1Gi there",
             "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
         await r.cluster.patch_status(Kind.MODEL, NamespacedName("default", "huge"), {"conditions": [condition]})
         await r.known(lambda app: (model := app.catalog.model("huge")) and app.catalog.why_unplaced(model))
