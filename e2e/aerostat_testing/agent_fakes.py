@@ -21,9 +21,10 @@ from aerostat_agent.settings import Address, Settings
 from aerostat_agent.supervisor import Supervisor
 from aerostat_agent.weights import NOTE, Weights
 from aerostat_core.ids import Bytes, Epoch, InstanceName, ModelName, NamespacedName, NodeName, PoolName, Seconds, SessionKey
-from aerostat_core.resources import Resource, name_of
+from aerostat_core.resources import Resource
 from aerostat_core.specs import DeviceKind, InstanceModel, InstanceSpec, ResidencyFloor, Sharing, SloTargets
-from aerostat_runtime.cluster.port import Change, Kind, Note, WatchEvent
+from aerostat_runtime.cluster.port import Kind
+from aerostat_testing.memory_cluster import MemoryCluster
 
 BORN: Final[Seconds] = 1_800_000_000.0  # wall clock of a virtual loop's second 0
 INSTANCE: Final = NamespacedName("default", "cpu-0")
@@ -131,47 +132,16 @@ class FakeEngines:
             self.reports.on_event(Identity(key=key, epoch=engine.epoch, rank=0), answer)
 
 
-class FakeCluster:
-    """A `Cluster` for one agent: what it is told to have, and what was written to it."""
+class RecordingCluster(MemoryCluster):
+    """Keeps when a status was to be written, too."""
 
-    def __init__(self) -> None:
-        self.objects: dict[NamespacedName, Resource] = {}
-        self.statuses: list[tuple[Seconds, NamespacedName, Resource]] = []
-        self.notes: list[Note] = []
-        self._events: asyncio.Queue[WatchEvent] = asyncio.Queue()
-
-    def put(self, change: Change, resource: Resource) -> None:
-        self.objects[name_of(resource)] = resource
-        if change is Change.DELETED:
-            del self.objects[name_of(resource)]
-        self._events.put_nowait(WatchEvent(change, Kind.INSTANCE, resource))
-
-    def synced(self) -> None:
-        self._events.put_nowait(WatchEvent(Change.SYNCED, Kind.INSTANCE, None))
-
-    async def list(self, kind: Kind) -> list[Resource]:
-        return [r for r in self.objects.values() if r["kind"] == kind]
-
-    async def watch(self, kind: Kind) -> AsyncIterator[WatchEvent]:
-        while True:
-            yield await self._events.get()
-
-    async def apply(self, resource: Resource) -> Resource:
-        self.put(Change.MODIFIED, resource)
-        return resource
+    def __init__(self, *resources: Resource) -> None:
+        super().__init__(*resources, clock=LoopClock())
+        self.written_at: list[Seconds] = []
 
     async def patch_status(self, kind: Kind, name: NamespacedName, status: Resource) -> bool:
-        self.statuses.append((asyncio.get_running_loop().time(), name, status))
-        return name in self.objects
-
-    async def delete(self, kind: Kind, name: NamespacedName) -> None:
-        self.put(Change.DELETED, self.objects[name])
-
-    async def note(self, note: Note) -> None:
-        self.notes.append(note)
-
-    async def close(self) -> None:
-        return
+        self.written_at.append(asyncio.get_running_loop().time())
+        return await super().patch_status(kind, name, status)
 
 
 class AgentRig:
