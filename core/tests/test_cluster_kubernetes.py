@@ -207,6 +207,21 @@ async def test_what_a_role_does_not_allow_is_told_by_verb_and_resource(apiserver
         await cluster.note(Note(kind=Kind.SLO, name=NamespacedName(namespace, "a"), reason="Dropped", message="best effort"))
 
 
+async def test_a_secret_is_read_as_it_is_now(apiserver: ApiServer, namespace: str) -> None:
+    name = NamespacedName(namespace, "hub")
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    async with opened(apiserver.kubeconfig()) as cluster:
+        with pytest.raises(PermanentError, match=f'there is no Secret "hub" in namespace "{namespace}": create it'):
+            await cluster.secret(name)
+        apiserver.call("POST", path, {"metadata": {"name": "hub"}, "stringData": {"token": "a"}})
+        assert await cluster.secret(name) == {"token": b"a"}
+        apiserver.call("PATCH", f"{path}/hub", {"data": {"token": "gIE="}}, content_type="application/merge-patch+json")
+        assert await cluster.secret(name) == {"token": b"\x80\x81"}
+    async with opened(apiserver.kubeconfig_for(NamespacedName(namespace, "nobody"), [])) as cluster:
+        with pytest.raises(PermanentError, match=f'add "{namespace}" to modelSecrets.namespaces'):
+            await cluster.secret(name)
+
+
 async def test_a_pod_is_its_service_account(apiserver: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [{"apiGroups": ["aerostat.dev"], "resources": ["slos"], "verbs": ["list"]}]
     config = yaml.safe_load(apiserver.kubeconfig_for(NamespacedName(namespace, "pod"), rules).read_text())

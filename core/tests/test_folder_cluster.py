@@ -224,6 +224,11 @@ async def test_a_name_cannot_leave_the_folder(cluster: FolderCluster) -> None:
             await cluster.delete(Kind.SLO, NamespacedName("default", name))
 
 
+async def test_a_folder_keeps_no_secrets(cluster: FolderCluster) -> None:
+    with pytest.raises(PermanentError, match="none is called hub: remove secretRef and set HF_TOKEN in its environment"):
+        await cluster.secret(NamespacedName("default", "hub"))
+
+
 async def test_one_aerostat_up_for_a_state_folder(state: Path) -> None:
     script = "import sys, time; from pathlib import Path; from aerostat_runtime.cluster.state_lock import StateLock\n"
     script += "lock = StateLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"

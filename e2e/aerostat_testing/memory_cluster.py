@@ -4,12 +4,13 @@ So it works under virtual time. Its objects live as long as the test, and in one
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import orjson
 
 from aerostat_core.clock import Clock
+from aerostat_core.errors import PermanentError
 from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.clock import SystemClock
@@ -60,6 +61,7 @@ class MemoryCluster:
     def __init__(self, *resources: Resource, objects: MemoryObjects | None = None, clock: Clock | None = None) -> None:
         """`resources` are applied; those that have a status get it."""
         self.notes: list[Note] = []
+        self.secrets: dict[NamespacedName, Mapping[str, bytes]] = {}
         self.objects = objects if objects is not None else MemoryObjects()
         self._writes = Writes(self.objects, Admission.of_this_build(), clock or SystemClock())
         self._is_closed = False
@@ -90,6 +92,12 @@ class MemoryCluster:
     async def note(self, note: Note) -> None:
         await asyncio.sleep(0)
         self.notes.append(note)
+
+    async def secret(self, name: NamespacedName) -> Mapping[str, bytes]:
+        await asyncio.sleep(0)
+        if name not in self.secrets:
+            raise PermanentError("SecretNotFound", f'there is no Secret "{name.name}" in namespace "{name.namespace}": create it')
+        return self.secrets[name]
 
     async def close(self) -> None:
         """Ends all watches."""

@@ -8,7 +8,7 @@ watcher lists and compares (`relisting`), so events that coalesce or get lost co
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,6 +75,10 @@ class FolderCluster:
             await self._alone(lambda: self._note(note))
         except (TemporaryError, PermanentError) as error:
             _log.warning("event of %s %s not recorded: %s", note.kind, note.name, error)
+
+    async def secret(self, name: NamespacedName) -> Mapping[str, bytes]:
+        message = f"aerostat up keeps no Secrets, so none is called {name.name}: remove secretRef and set HF_TOKEN in its environment"
+        raise PermanentError("NoSecrets", message)
 
     async def notes(self) -> tuple[Resource, ...]:
         """Recorded events, the oldest first: kind, name, reason, message, warning, time."""

@@ -6,9 +6,10 @@ outages and then raise TemporaryError; a watch waits for as long as it takes.
 """
 
 import asyncio
+import base64
 import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Final
 
@@ -18,9 +19,9 @@ from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.kubernetes_connection import Connection, Request, Target
-from aerostat_runtime.cluster.kubernetes_errors import AlreadyExistsError, InternalError, NotFoundError
+from aerostat_runtime.cluster.kubernetes_errors import AlreadyExistsError, InternalError, NotFoundError, RefusedError
 from aerostat_runtime.cluster.kubernetes_events import EventRecorder
-from aerostat_runtime.cluster.kubernetes_paths import PLURALS, api_version, collection, item, kept
+from aerostat_runtime.cluster.kubernetes_paths import PLURALS, api_version, collection, item, kept, secret
 from aerostat_runtime.cluster.kubernetes_watch import Watch, list_all
 from aerostat_runtime.cluster.port import InvalidResourceError, Kind, Note, WatchEvent
 
@@ -123,6 +124,19 @@ class KubernetesCluster:
 
     async def note(self, note: Note) -> None:
         await self._events.record(note)
+
+    async def secret(self, name: NamespacedName) -> Mapping[str, bytes]:
+        what = f'Secret "{name.name}" in namespace "{name.namespace}"'
+        try:
+            found = await self._connection.call(Request(what="get secrets", method="GET", path=secret(name)))
+        except NotFoundError as error:
+            raise PermanentError("SecretNotFound", f"there is no {what}: create it") from error
+        except RefusedError as error:
+            if error.reason != "Forbidden":
+                raise
+            message = f'may not read {what}: add "{name.namespace}" to modelSecrets.namespaces in the values of the chart'
+            raise PermanentError("SecretForbidden", message) from error
+        return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
 
     async def close(self) -> None:
         """Ends all watches."""

@@ -26,6 +26,10 @@ def item(kind: Kind, name: NamespacedName) -> str:
     return f"{collection(kind, name.namespace)}/{quote(name.name, safe='')}"
 
 
+def secret(name: NamespacedName) -> str:
+    return f"/api/v1/namespaces/{quote(name.namespace, safe='')}/secrets/{quote(name.name, safe='')}"
+
+
 def kept(kind: Kind, resource: Resource) -> Resource:
     """As an object of a list lacks its kind where its class is built in; without who wrote which field."""
     metadata = {key: value for key, value in resource["metadata"].items() if key != "managedFields"}

@@ -4,7 +4,7 @@ Adapters: a folder of manifests (`folder`, for standalone) and a Kubernetes API 
 over all of them. Objects are JSON as the API has them; `aerostat_core.resources` reads them.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -95,6 +95,10 @@ class Cluster(Protocol):
 
     async def note(self, note: Note) -> None:
         """Record an event. Best effort: nothing depends on it."""
+        ...
+
+    async def secret(self, name: NamespacedName) -> Mapping[str, bytes]:
+        """What a Secret holds now, by key; nothing of it is kept here. The error for one that cannot be had says what to do."""
         ...
 
     async def close(self) -> None: ...
