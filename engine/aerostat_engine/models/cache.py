@@ -28,8 +28,9 @@ class ModelCache:
     def download(self, key: str) -> Path:
         return self._root / "downloads" / key
 
-    def model(self, sha256: str) -> Path:
-        return self._root / "models" / sha256
+    def model(self, key: str) -> Path:
+        """Where a whole one lies: by the SHA-256 of the file that it was made of, or by repository and commit."""
+        return self._root / "models" / key
 
     def probe(self, fingerprint: str, dtype: str) -> Path:
         return self._root / "probes" / f"{fingerprint}-{dtype}.json"
@@ -37,6 +38,11 @@ class ModelCache:
     def source(self, key: str) -> Path:
         """Remembers which model a fetched source led to, so that it is fetched once."""
         return self._root / "sources" / key
+
+    def holds(self, path: Path) -> bool:
+        """Whether it is in here, where each model belongs to those who may fetch it."""
+        real = path.resolve()
+        return any(real.is_relative_to((self._root / folder).resolve()) for folder in ("downloads", "models"))
 
     @contextmanager
     def locked(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:

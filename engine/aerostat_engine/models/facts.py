@@ -117,13 +117,23 @@ def _number(path: Path, config: Mapping[str, Any], *names: str) -> int:
     raise PermanentError("ConfigInvalid", f"{path / 'config.json'} lacks {' or '.join(names)}")
 
 
-def _shards(path: Path) -> list[Path]:
+def indexed_shards(path: Path) -> list[str] | None:
+    """The weight files that the folder's index names; None without an index. Raises PermanentError for one that makes no sense."""
     index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise PermanentError("WeightsInvalid", f"{index} is no safetensors index: {error}") from error
+    if not index.is_file():
+        return None
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise PermanentError("WeightsInvalid", f"{index} is no safetensors index: {error}") from error
+    if elsewhere := next((name for name in names if not isinstance(name, str) or Path(name).name != name), None):
+        raise PermanentError("WeightsInvalid", f"{index} names {elsewhere!r}: weight files lie beside their index")
+    return names
+
+
+def _shards(path: Path) -> list[Path]:
+    names = indexed_shards(path)
+    if names is not None:
         missing = [name for name in names if not (path / name).is_file()]
         if missing:
             raise PermanentError("WeightsMissing", f"{path} lacks {len(missing)} of {len(names)} weight files, the first is {missing[0]}")

@@ -32,11 +32,13 @@ class TokenProbe:
 
 
 def make_probe(path: Path, dtype: str, *, trust_remote_code: bool) -> TokenProbe:
-    """Load the model in `dtype` and choose the clearest prompt."""
+    """Load the model in `dtype` and choose the clearest prompt. No hub is asked, not even by code that the model brings."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, local_files_only=True
+    ).eval()
     with torch.inference_mode():
         return max((_try(model, tokenizer.encode(text)) for text in _PROMPTS), key=lambda probe: probe.margin)
 
