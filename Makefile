@@ -2,6 +2,7 @@
 PY := .venv/bin/python
 UV := .venv/.tools/bin/uv
 PYTEST := $(PY) -m pytest -q --durations=5
+CLUSTER := $(PY) -m aerostat_testing.kubernetes.nodes.command
 READY := .venv/.ready
 QUICKSTART := .aerostat/quickstart
 
@@ -9,7 +10,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes cluster-tools cluster-programs cluster-up cluster-shell cluster-down bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -56,6 +57,21 @@ up: $(READY) ## serve crds/samples/quickstart on 127.0.0.1:8080; edit the copy i
 
 up-kubernetes: $(READY) ## the same over a Kubernetes API server of its own: it tells which KUBECONFIG to use for kubectl apply
 	@exec $(PY) -m aerostat_testing.kubernetes.up $(UP)
+
+cluster-tools: ## install what nodes need of Debian (as root)
+	@scripts/cluster-tools
+
+cluster-programs: $(READY) ## build what nodes run, once per version, into the same cache
+	@$(PY) -m aerostat_testing.kubernetes.build --nodes
+
+cluster-up: $(READY) ## a Kubernetes with nodes on this machine, which stays (NODES=2; as root)
+	@$(CLUSTER) up --nodes $(or $(NODES),2)
+
+cluster-shell: $(READY) ## a shell from which kubectl, pods and Services are reached (RUN="kubectl get pods -A": that command instead)
+	@exec $(CLUSTER) shell $(RUN)
+
+cluster-down: $(READY) ## end it, and remove what one left that was killed
+	@$(CLUSTER) down
 
 bench-quick: $(READY) ## measure cached prompts, decode speed and the router (QUICK=1: about a minute)
 	@$(PY) e2e/bench/quick.py

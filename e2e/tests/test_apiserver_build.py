@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aerostat_testing.kubernetes import build
-from aerostat_testing.kubernetes.build import LATEST, OLDEST, BuildError, programs
+from aerostat_testing.kubernetes.build import LATEST, OLDEST, BuildError, node_programs, programs
 from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cpu
@@ -22,11 +22,15 @@ esac
 echo "$PWD" >>"$here/builds"
 sleep "$(cat "$here/slow")"
 [ ! -f "$here/broken" ] || { echo "undefined: everything"; exit 1; }
-while [ "$1" != -o ]; do shift; done
 case $PWD in
 *etcd) names=server ;;
-*) names="kube-apiserver kube-controller-manager kubectl" ;;
+*/kubernetes-*)
+  names=
+  for word in "$@"; do case $word in k8s.io/kubernetes/cmd/*) names="$names ${word##*/}" ;; esac; done
+  ;;
+*) names=$(basename "$PWD") ;;
 esac
+while [ "$1" != -o ]; do shift; done
 for name in $names; do echo "$PWD" >"$2$name"; done
 """
 
@@ -41,6 +45,13 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "slow").write_text("0")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
+
+
+def pkg_config(go: Path, *, finds: bool) -> None:
+    (go / "pkg-config").write_text(f"#!/bin/sh\nexit {int(not finds)}\n")
+    (go / "gcc").write_text("#!/bin/sh\n")
+    for name in ("pkg-config", "gcc"):
+        (go / name).chmod(0o755)
 
 
 def n_builds(go: Path) -> int:
@@ -100,6 +111,23 @@ def test_a_build_that_was_killed_leaves_nothing_that_counts(go: Path, tmp_path: 
     assert programs(cache=tmp_path / "cache", say=silent).apiserver.is_file()
 
 
+def test_what_nodes_need_is_a_group_of_its_own(go: Path, tmp_path: Path) -> None:
+    pkg_config(go, finds=True)
+    plane = programs(cache=tmp_path / "cache", say=silent)
+    assert not (plane.kubernetes / "kubelet").exists()
+    found = node_programs(cache=tmp_path / "cache", say=silent)
+    assert found.control_plane == plane
+    assert {path.name for path in found.kubernetes.iterdir() if path.is_file()} >= {"kubelet", "kube-proxy", "kube-scheduler"}
+    assert not (found.kubernetes / "kube-apiserver").exists()
+    assert n_builds(go) == 2 + 5, "Kubernetes' part for nodes, containerd, runc, the network's plugins, and the images"
+
+
+def test_without_seccomps_headers_it_says_what_to_run(go: Path, tmp_path: Path) -> None:
+    pkg_config(go, finds=False)
+    with pytest.raises(BuildError, match="make cluster-tools"):
+        node_programs(cache=tmp_path / "cache", say=silent)
+
+
 def test_a_failure_says_what_the_compiler_said(go: Path, tmp_path: Path) -> None:
     (go / "broken").touch()
     with pytest.raises(BuildError, match="undefined: everything"):
@@ -120,5 +148,5 @@ def test_an_unknown_version_names_those_that_there_are(tmp_path: Path) -> None:
 
 
 def test_sources_are_pinned_by_hash() -> None:
-    for module in ("etcd", f"kubernetes-{LATEST}", f"kubernetes-{OLDEST}"):
-        assert (build.SOURCES / module / "go.sum").stat().st_size > 10_000
+    for module in ("cni", "containerd", "etcd", "runc", f"kubernetes-{LATEST}", f"kubernetes-{OLDEST}"):
+        assert (build.SOURCES / module / "go.sum").stat().st_size > 5_000

@@ -1,8 +1,9 @@
-"""Builds the programs of a Kubernetes control plane from the Go modules under `e2e/cluster`, once, into a cache.
+"""Builds the programs of Kubernetes from the Go modules under `e2e/cluster`, once, into a cache.
 
-`python -m aerostat_testing.kubernetes.build [MINOR...]` builds ahead of the tests; a fixture that misses something
-builds it as well. The cache lies outside the tree, a folder for each version, and Go keeps what it compiled, so a build
-that was interrupted goes on where it stopped. Several processes may ask at once: one builds, the others wait.
+`python -m aerostat_testing.kubernetes.build [--nodes] [MINOR...]` builds ahead of the tests; a fixture that misses
+something builds it as well. What an API server needs is one group, what nodes need besides is another. The cache lies
+outside the tree, a folder for each version, and Go keeps what it compiled, so a build that was interrupted goes on
+where it stopped. Several processes may ask at once: one builds, the others wait.
 Which versions there are is written in the `go.mod` files and nowhere else.
 """
 
@@ -16,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,8 @@ GO: Final = "go1.27.3"
 CACHE_VARIABLE: Final = "AEROSTAT_KUBERNETES_CACHE"
 SOURCES: Final = Path(__file__).resolve().parents[2] / "cluster"
 BUILD_LIMIT: Final[Seconds] = 3600.0
+_CONTROL_PLANE: Final = ("kube-apiserver", "kube-controller-manager", "kubectl")
+_NODE: Final = ("kubelet", "kube-proxy", "kube-scheduler")
 _SAY_EVERY: Final[Seconds] = 15.0
 _STAMP: Final = ".built"  # names what the folder was built from; written last
 
@@ -69,14 +72,35 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodePrograms:
+    """What makes nodes of an API server: folders of executables."""
+
+    control_plane: Programs
+    kubernetes: Path  # kubelet, kube-proxy, kube-scheduler
+    containerd: Path  # with its shim and ctr
+    runc: Path
+    cni: Path
+    images: Path  # static programs that are the only file of an image each
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """For PATH."""
+        plane = self.control_plane
+        return plane.kubernetes, plane.etcd, self.kubernetes, self.containerd, self.runc, self.cni
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Module:
-    """One Go module, since the dependency trees of the tools conflict; all its `tool` lines are built."""
+    """One Go module, since the dependency trees of the tools conflict."""
 
     name: str
     source: Path
     version: str
-    linker_flags: str
-    renamed: dict[str, str]  # what Go calls a program after its package, and what everybody else does
+    linker_flags: str = "-s -w"
+    renamed: Mapping[str, str] = field(default_factory=dict)  # what Go calls a program after its package, and what everybody else does
+    tools: tuple[str, ...] = ()  # packages; all of its `tool` lines unless told
+    tags: str = ""
+    links_c: bool = False
 
     @property
     def label(self) -> str:
@@ -84,8 +108,13 @@ class _Module:
 
     @property
     def key(self) -> str:
-        parts = [(self.source / "go.mod").read_bytes(), (self.source / "go.sum").read_bytes(), GO.encode(), self.linker_flags.encode()]
+        sources = [path.read_bytes() for path in sorted(self.source.rglob("*")) if path.is_file()]
+        parts = [*sources, *(text.encode() for text in (GO, self.linker_flags, *self.tools))]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return self.tools or ("tool",)
 
 
 def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None = None) -> Programs:
@@ -95,9 +124,34 @@ def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None 
     return Programs(version=kubernetes.version, kubernetes=_built(kubernetes, cache, say), etcd=_built(etcd, cache, say))
 
 
+def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodePrograms:
+    """All of a cluster with nodes, which are of the latest version: four minutes more, with nothing cached. Raises BuildError."""
+    cache, say = cache or default_cache(), say or _say
+    plane = programs(LATEST, cache=cache, say=say)
+    made = {m.name: _built(m, cache, say) for m in (_kubernetes_node(), _containerd(), _runc(), _cni(), _images())}
+    return NodePrograms(
+        control_plane=plane,
+        kubernetes=made["kubernetes-node"],
+        containerd=made["containerd"],
+        runc=made["runc"],
+        cni=made["cni"],
+        images=made["images"],
+    )
+
+
 def helm(*, cache: Path | None = None, say: Say | None = None) -> Path:
     """The executable, built where it is not there yet. Raises BuildError."""
     return _built(_helm(), cache or default_cache(), say or _say) / "helm"
+
+
+def require_c_libraries() -> None:
+    """Raises BuildError where runc cannot be built."""
+    try:
+        has_seccomp = subprocess.run(["pkg-config", "--exists", "libseccomp"], timeout=10).returncode == 0
+    except FileNotFoundError:
+        has_seccomp = False
+    if not has_seccomp or shutil.which("gcc") is None:
+        raise BuildError("runc needs gcc, pkg-config and libseccomp's headers: run `make cluster-tools` as root (Debian), or install them")
 
 
 def default_cache() -> Path:
@@ -115,20 +169,52 @@ def _kubernetes(minor: str) -> _Module:
     package = "k8s.io/component-base/version"  # else it says 0.0.0, which clients and charts refuse
     values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor_number, "gitTreeState": "clean"}
     flags = "".join(f" -X {package}.{name}={value}" for name, value in values.items())
-    return _Module(name="kubernetes", source=source, version=version, linker_flags=f"-s -w{flags}", renamed={})
+    return _Module(name="kubernetes", source=source, version=version, linker_flags=f"-s -w{flags}", tools=_commands(*_CONTROL_PLANE))
+
+
+def _kubernetes_node() -> _Module:
+    return replace(_kubernetes(LATEST), name="kubernetes-node", tools=_commands(*_NODE))
+
+
+def _commands(*names: str) -> tuple[str, ...]:
+    return tuple(f"k8s.io/kubernetes/cmd/{name}" for name in names)
 
 
 def _etcd() -> _Module:
     source = SOURCES / "etcd"
     version = _required_version(source, "go.etcd.io/etcd/server/v3")
-    return _Module(name="etcd", source=source, version=version, linker_flags="-s -w", renamed={"server": "etcd"})
+    return _Module(name="etcd", source=source, version=version, renamed={"server": "etcd"})
 
 
 def _helm() -> _Module:
     source = SOURCES / "helm"
     version = _required_version(source, "helm.sh/helm/v4")
     flags = f"-s -w -X helm.sh/helm/v4/internal/version.version=v{version}"
-    return _Module(name="helm", source=source, version=version, linker_flags=flags, renamed={})
+    return _Module(name="helm", source=source, version=version, linker_flags=flags)
+
+
+def _containerd() -> _Module:
+    source, package = SOURCES / "containerd", "github.com/containerd/containerd/v2"
+    version = _required_version(source, package)
+    return _Module(name="containerd", source=source, version=version, linker_flags=f"-s -w -X {package}/version.Version=v{version}")
+
+
+def _runc() -> _Module:
+    source = SOURCES / "runc"
+    version = _required_version(source, "github.com/opencontainers/runc")
+    # A runc without seccomp refuses every pod, since the runtime's default profile is one.
+    return _Module(name="runc", source=source, version=version, tags="seccomp", links_c=True)
+
+
+def _cni() -> _Module:
+    source = SOURCES / "cni"
+    return _Module(name="cni", source=source, version=_required_version(source, "github.com/containernetworking/plugins"))
+
+
+def _images() -> _Module:
+    """Ours, so its version is what it says."""
+    module = _Module(name="images", source=SOURCES / "images", version="")
+    return replace(module, version=module.key[:12])
 
 
 def _required_version(source: Path, module: str) -> str:
@@ -177,15 +263,17 @@ def _alone(folder: Path, label: str, say: Say) -> Iterator[None]:
 
 def _build(module: _Module, folder: Path, say: Say) -> None:
     began = time.monotonic()
-    environment = os.environ | {"GOTOOLCHAIN": GO, "CGO_ENABLED": "0", "GOWORK": "off"}
+    environment = os.environ | {"GOTOOLCHAIN": GO, "CGO_ENABLED": str(int(module.links_c)), "GOWORK": "off"}
     if shutil.which("go") is None:
         raise BuildError("there is no `go`: install Go 1.21 or later, which fetches the toolchain that is needed by itself")
+    if module.links_c:
+        require_c_libraries()
     say(f"{module.label}: fetching sources")
-    total = len(_run(["go", "list", "-deps", "tool"], module, environment).split())
+    total = len(_run(["go", "list", "-deps", *module.packages], module, environment).split())
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as made:
         # -v names each package when it is compiled; what Go has in its own cache is not named.
         command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", module.linker_flags]
-        _compile([*command, "-o", f"{made}/", "tool"], module, environment, total, say)
+        _compile([*command, f"-tags={module.tags}", "-o", f"{made}/", *module.packages], module, environment, total, say)
         for program in Path(made).iterdir():
             program.replace(folder / module.renamed.get(program.name, program.name))
     (folder / _STAMP).write_text(module.key)
@@ -243,10 +331,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m aerostat_testing.kubernetes.build", description="Build what tests run as Kubernetes.")
     parser.add_argument("minor", nargs="*", default=[LATEST], help=f"minor versions, such as {OLDEST} (default: {LATEST})")
     parser.add_argument("--cache", type=Path, help=f"where to put them (default: {CACHE_VARIABLE}, or {default_cache()})")
+    parser.add_argument("--nodes", action="store_true", help="what nodes need as well")
     arguments = parser.parse_args()
     for minor in arguments.minor:
         try:
             found, charts = programs(minor, cache=arguments.cache), helm(cache=arguments.cache)
+            if arguments.nodes:
+                node_programs(cache=arguments.cache)
         except BuildError as error:
             raise SystemExit(f"kubernetes for tests: {error}") from None
         _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}, helm in {charts.parent}")

@@ -11,6 +11,7 @@ from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.kubernetes.build import LATEST, helm, programs
 from aerostat_testing.kubernetes.chart import Chart
 
+pytest_plugins = ["aerostat_testing.kubernetes.nodes.fixtures"]
 _OPTION = "--kubernetes-minor"
 
 

@@ -1,0 +1,99 @@
+"""`make cluster-up NODES=2`, `make cluster-shell`, `make cluster-down`: a cluster that stays until it is taken down.
+
+What it is made of stands in a folder of the user, so that any later command finds it.
+"""
+
+import argparse
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from aerostat_testing.kubernetes.build import BuildError, node_programs
+from aerostat_testing.kubernetes.nodes.cgroups import CgroupError
+from aerostat_testing.kubernetes.nodes.cluster import Nodes
+from aerostat_testing.kubernetes.nodes.network import MAX_NODES
+from aerostat_testing.kubernetes.nodes.requirements import MissingError
+
+_SHELL: Final = "/bin/sh"
+
+
+def default_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "aerostat/cluster"
+
+
+def up(folder: Path, n_nodes: int) -> None:
+    """Start what does not run yet."""
+    with _alone(folder):
+        nodes = Nodes(folder, node_programs(), max(n_nodes, _n_nodes(folder)), say=_say)
+        nodes.start()
+        nodes.let_stay()
+        _say(nodes.kubectl("get", "nodes").rstrip())
+        _say("`make cluster-shell` reaches it; `make cluster-down` ends it.")
+
+
+def shell(folder: Path, command: list[str]) -> None:
+    """Become that command, or a shell, in the cluster's network, where kubectl is the admin."""
+    nodes = Nodes(folder, node_programs(), _n_nodes(folder))
+    if not nodes.is_running:
+        raise SystemExit("there is no cluster: `make cluster-up` first")
+    argv = nodes.command(*(command or [os.environ.get("SHELL", _SHELL)]))
+    os.execvpe(argv[0], argv, nodes.environment())
+
+
+def down(folder: Path) -> None:
+    """End it, and remove what one left that was killed."""
+    with _alone(folder):
+        Nodes(folder, node_programs(), _n_nodes(folder)).end()
+
+
+def _n_nodes(folder: Path) -> int:
+    return len([*folder.glob("node[1-9]")])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another command is working on the cluster in {folder}") from None
+        yield
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_NODES:
+        raise argparse.ArgumentTypeError(f"1 to {MAX_NODES} nodes, not {text}")
+    return int(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m aerostat_testing.kubernetes.nodes.command", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=default_folder(), help="where it stands (default %(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("up", help=up.__doc__).add_argument("--nodes", type=_number, default=2, help="how many (default %(default)s)")
+    commands.add_parser("shell", help=shell.__doc__).add_argument("argv", nargs=argparse.REMAINDER, help="a command, instead of a shell")
+    commands.add_parser("down", help=down.__doc__)
+    args = parser.parse_args()
+    try:
+        if args.command == "up":
+            up(args.folder, args.nodes)
+        elif args.command == "shell":
+            shell(args.folder, args.argv)
+        else:
+            down(args.folder)
+    except (BuildError, MissingError, CgroupError) as error:
+        raise SystemExit(f"cluster: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
