@@ -217,6 +217,8 @@ async def test_a_secret_is_read_as_it_is_now(apiserver: ApiServer, namespace: st
         assert await cluster.secret(name) == {"token": b"a"}
         apiserver.call("PATCH", f"{path}/hub", {"data": {"token": "gIE="}}, content_type="application/merge-patch+json")
         assert await cluster.secret(name) == {"token": b"\x80\x81"}
+        with pytest.raises(PermanentError):
+            await cluster.secret(NamespacedName("default", f"../../{namespace}/secrets/hub"))
     async with opened(apiserver.kubeconfig_for(NamespacedName(namespace, "nobody"), [])) as cluster:
         with pytest.raises(PermanentError, match=f'add "{namespace}" to modelSecrets.namespaces'):
             await cluster.secret(name)

@@ -150,6 +150,7 @@ class AgentRig:
     def __init__(self, run_dir: Path, keeper: FakeKeeper | None = None) -> None:
         self.keeper = keeper or FakeKeeper()
         self.clock = LoopClock()
+        self.cluster = MemoryCluster(clock=self.clock)
         self.prober = FakeProber()
         self.settings = settings(run_dir)
         self.settings.log_dir.mkdir(exist_ok=True)
@@ -164,6 +165,7 @@ class AgentRig:
             cache=self.settings.model_cache,
             log_dir=self.settings.log_dir,
             new_epoch=epochs,
+            read_secret=self.cluster.secret,
             changed=self.node.touch,
         )
         self.supervisor = Supervisor(self.settings, self.node, self.keeper, weights=self.weights, links=self.engines, new_epoch=epochs)
@@ -260,12 +262,14 @@ def settings(run_dir: Path) -> Settings:
     )
 
 
-def instance_model(name: str, *, resident: bool = True, uri: str = "file:///m", kv: Bytes = 1 << 20, generation: int = 1) -> InstanceModel:
+def instance_model(
+    name: str, *, resident: bool = True, uri: str = "file:///m", secret: str | None = None, kv: Bytes = 1 << 20, generation: int = 1
+) -> InstanceModel:
     return InstanceModel(
         name=ModelName(name),
         generation=generation,
         source_uri=uri,
-        secret=None,
+        secret=secret,
         served_name=name,
         engine_args={},
         context_tokens=None,

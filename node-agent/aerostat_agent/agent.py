@@ -49,6 +49,7 @@ async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: C
         cache=settings.model_cache,
         log_dir=settings.log_dir,
         new_epoch=new_epoch,
+        read_secret=cluster.secret,
         changed=node.touch,
     )
     synced = asyncio.Event()

@@ -14,7 +14,7 @@ from aerostat_agent.settings import Settings
 from aerostat_agent.weights import Source
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EngineLaunch
 from aerostat_core.errors import PermanentError
-from aerostat_core.ids import Bytes, Epoch
+from aerostat_core.ids import Bytes, Epoch, NamespacedName
 from aerostat_core.quantities import format_size
 from aerostat_core.specs import InstanceModel, InstanceSpec
 
@@ -32,8 +32,14 @@ class Launch:
     note: EngineNote
 
 
-def source_of(model: InstanceModel) -> Source:
-    return Source(uri=model.source_uri, dtype=model.engine_args.get("dtype", "auto"), trust_remote_code=model.trust_remote_code)
+def source_of(instance: NamespacedName, model: InstanceModel) -> Source:
+    """Its Secret is one of the instance's namespace, which is the Model's too: no other can be named."""
+    return Source(
+        uri=model.source_uri,
+        secret=None if model.secret is None else NamespacedName(instance.namespace, model.secret),
+        dtype=model.engine_args.get("dtype", "auto"),
+        trust_remote_code=model.trust_remote_code,
+    )
 
 
 def footprint(spec: InstanceSpec, model: InstanceModel, prepared: PreparedModel) -> Footprint:

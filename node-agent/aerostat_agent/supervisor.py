@@ -123,7 +123,7 @@ class Supervisor:
     def _prepared(self, wanted: Iterable[Wanted]) -> dict[EngineKey, Prepared]:
         prepared = {}
         for want in wanted:
-            preparation = self._weights.of(source_of(want.model))
+            preparation = self._weights.of(source_of(want.key.instance, want.model))
             if preparation is None:
                 continue
             try:
@@ -159,7 +159,7 @@ class Supervisor:
         match action:
             case Prepare():
                 assert want is not None, "only wanted models are prepared"
-                self._weights.prepare(source_of(want.model))
+                self._weights.prepare(source_of(want.key.instance, want.model))
             case Start():
                 assert want is not None, "only wanted models are started"
                 await self._start(want, track, now)
@@ -178,7 +178,7 @@ class Supervisor:
         self._node.touch()
 
     async def _start(self, want: Wanted, track: Track, now: Seconds) -> None:
-        preparation = self._weights.of(source_of(want.model))
+        preparation = self._weights.of(source_of(want.key.instance, want.model))
         assert preparation is not None, "a start is planned only for what is prepared"
         assert preparation.model is not None, "a start is planned only for what is prepared"
         epoch = self._new_epoch()

@@ -1,25 +1,27 @@
 """Models onto this machine's disk: runs the preparer through the keeper, one run per source, its progress into status.
 
 The preparer (a process of the engine package) prints JSON lines into its log; the last one is the result or the error. What it
-fetched and converted it caches itself, so a repeated run is short; nothing is remembered here across agents.
+fetched and converted it caches itself, so a repeated run is short; nothing is remembered here across agents. A source's token is
+read when a run starts and is in the environment of that process only.
 """
 
 import asyncio
 import json
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aerostat_agent.keeper_client import Exit, Keeper, KeeperRefusalError
-from aerostat_agent.logtail import last_lines
+from aerostat_agent.logtail import last_lines, redact
 from aerostat_agent.notes import PreparedModel, TokenProbe
 from aerostat_agent.policy.tracks import Failure
 from aerostat_core.clock import Clock
-from aerostat_core.ids import Epoch, Seconds
+from aerostat_core.errors import PermanentError, TemporaryError
+from aerostat_core.ids import Epoch, NamespacedName, Seconds
 from aerostat_core.quantities import format_size
 
 _log = logging.getLogger(__name__)
@@ -27,13 +29,19 @@ _log = logging.getLogger(__name__)
 NOTE: Final = b'{"prepare": {}}'
 RETRY_AFTER: Final[Seconds] = 30.0  # a source that failed may have been mended: a file put in place, a network back
 _READ_PROGRESS_EVERY: Final[Seconds] = 0.5
+TOKEN_KEY: Final = "token"  # in a Secret
+TOKEN_ENV: Final = "HF_TOKEN"  # for the preparer
+
+ReadSecret = Callable[[NamespacedName], Awaitable[Mapping[str, bytes]]]
+"""Raises PermanentError or TemporaryError, whose message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is prepared: a source's URI, for one number type."""
+    """What is prepared: a source's URI, for one number type. `secret`: with the token that is in there."""
 
     uri: str
+    secret: NamespacedName | None
     dtype: str
     trust_remote_code: bool
 
@@ -63,6 +71,7 @@ class Weights:
         cache: Path,
         log_dir: Path,
         new_epoch: Callable[[], Epoch],
+        read_secret: ReadSecret,
         changed: Callable[[], None],
     ) -> None:
         self._keeper = keeper
@@ -71,6 +80,7 @@ class Weights:
         self._cache = cache
         self._log_dir = log_dir
         self._new_epoch = new_epoch
+        self._read_secret = read_secret
         self._changed = changed
         self._by_source: dict[Source, Preparation] = {}
         self._exits: dict[Epoch, asyncio.Future[int]] = {}
@@ -106,10 +116,15 @@ class Weights:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _prepare(self, source: Source) -> None:
-        try:
-            outcome = await self._run(source)
-        except KeeperRefusalError as error:
-            outcome = Failure(reason="PrepareNotStarted", message=str(error))
+        outcome: PreparedModel | Failure
+        token = await self._token(source)
+        if isinstance(token, Failure):
+            outcome = token
+        else:
+            try:
+                outcome = await self._run(source, token)
+            except KeeperRefusalError as error:
+                outcome = Failure(reason="PrepareNotStarted", message=str(error))
         if isinstance(outcome, Failure):
             _log.warning("preparing %s failed: %s: %s", source, outcome.reason, outcome.message)
             self._by_source[source] = Preparation(failure=outcome, retry_at=self._clock.monotonic() + RETRY_AFTER)
@@ -118,19 +133,32 @@ class Weights:
             self._by_source[source] = Preparation(model=outcome)
         self._changed()
 
-    async def _run(self, source: Source) -> PreparedModel | Failure:
+    async def _token(self, source: Source) -> str | Failure:
+        """Empty: the source has none."""
+        if source.secret is None:
+            return ""
+        try:
+            token = (await self._read_secret(source.secret)).get(TOKEN_KEY, b"").decode(errors="replace").strip()
+        except (PermanentError, TemporaryError) as error:
+            return Failure(reason=error.reason, message=f'{error.message} (its key "{TOKEN_KEY}" is the token for {source.uri})')
+        if token:
+            return token
+        where = f'Secret "{source.secret.name}" in namespace "{source.secret.namespace}"'
+        return Failure(reason="SecretKeyMissing", message=f'{where} has no key "{TOKEN_KEY}": put the token for {source.uri} there')
+
+    async def _run(self, source: Source, token: str) -> PreparedModel | Failure:
         epoch = self._new_epoch()
         log = self._log_dir / f"prepare-{epoch}.log"
         exit_code = self._exits[epoch] = asyncio.get_running_loop().create_future()
         argv = [*self._command, "--uri", source.uri, "--cache", str(self._cache), "--dtype", source.dtype]
         argv += ["--trust-remote-code"] if source.trust_remote_code else []
         try:
-            await self._keeper.start(epoch=epoch, argv=argv, env={}, log_path=log, note=NOTE)
+            await self._keeper.start(epoch=epoch, argv=argv, env={TOKEN_ENV: token} if token else {}, log_path=log, note=NOTE)
             while not exit_code.done():
                 await asyncio.wait([exit_code], timeout=_READ_PROGRESS_EVERY)
                 self._report(source, log)
             await self._keeper.forget(epoch)
-            return read_outcome(log, exit_code.result())
+            return read_outcome(log, exit_code.result(), secrets=(token,) if token else ())
         finally:
             del self._exits[epoch]
             log.unlink(missing_ok=True)
@@ -142,18 +170,20 @@ class Weights:
             self._changed()
 
 
-def read_outcome(log: Path, exit_code: int) -> PreparedModel | Failure:
-    """What the preparer's last line says; without one, how it ended."""
+def read_outcome(log: Path, exit_code: int, *, secrets: Collection[str] = ()) -> PreparedModel | Failure:
+    """What the preparer's last line says; without one, how it ended. No `secrets` are in it."""
     for line in reversed(list(_json_lines(log))):
         if "error" in line:
-            return Failure(reason=str(line["error"]["reason"]), message=str(line["error"]["message"]))
+            return Failure(reason=str(line["error"]["reason"]), message=redact(str(line["error"]["message"]), secrets))
         if exit_code == 0 and "model" in line:
             try:
                 return _prepared(line["model"])
             except (KeyError, TypeError) as error:
                 return Failure(reason="PreparerMismatch", message=f"agent and preparer are of different versions: {error!r} in {line}")
     how = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    return Failure(reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{last_lines(log)}")
+    return Failure(
+        reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{last_lines(log, secrets=secrets)}"
+    )
 
 
 def progress_text(progress: Mapping[str, Any]) -> str:
