@@ -89,10 +89,10 @@ def abandoned() -> list[Cgroup]:
             for name in ours:
                 found.setdefault(name, []).append(Path(parent, name))
             names[:] = [name for name in names if name not in ours]
-    return [Cgroup(tuple(paths)) for name, paths in found.items() if not _is_kept(name)]
+    return [Cgroup(tuple(paths)) for name, paths in found.items() if not is_kept(name)]
 
 
-def _is_kept(name: str) -> bool:
+def is_kept(name: str) -> bool:
     keeper = Process.parse(name.removeprefix(PREFIX))
     return keeper is not None and keeper.is_alive
 

@@ -57,17 +57,22 @@ class Nodes:
     # ------------------------------------------------------------ life and death
 
     def start(self) -> None:
-        """What of it does not run yet. Returns when all nodes are ready; leaves nothing when it fails."""
+        """What of it does not run yet. Returns when all nodes are ready; what it began is gone when it fails."""
         require()
         keeper.sweep()
+        was_running = self.is_running
+        off = [name for name in self._names() if self.machine(name).first is None]
         try:
-            if self._plane.first is None:
+            if not was_running:
                 self._start_control_plane()
-            off = [name for name in self._names() if self.machine(name).first is None]
             self.power_on(*off)
             self.wait_until_ready(*off)
         except BaseException:
-            self.end()
+            if was_running:
+                for name in off:
+                    self.cut_power(name)
+            else:
+                self.end()
             raise
 
     def let_stay(self) -> None:
@@ -165,6 +170,14 @@ class Nodes:
         """Since they were switched on."""
         wait_for(lambda: self._are_ready(names), f"{', '.join(names)} are ready; see {self.folder}/*/disk/var/log", limit=READY_LIMIT)
 
+    def is_serving(self) -> bool:
+        """The API server."""
+        assert self._plane.first is not None, f"the control plane has ended; see {self._plane.folder}"
+        try:
+            return self.kubectl("get", "--raw=/readyz") == "ok"
+        except subprocess.CalledProcessError:
+            return False
+
     def is_ready(self, name: str) -> bool:
         return self._are_ready([name])
 
@@ -197,16 +210,9 @@ class Nodes:
         boot = Boot(hostname=PLANE, programs=programs, path=os.environ["PATH"], logs=str(logs), held=str(self._held(PLANE)))
         self._plane.boot(boot)
         self._control_plane.kubeconfig(ADMIN, self.kubeconfig)
-        wait_for(self._is_serving, f"the API server is ready; see {logs}", limit=READY_LIMIT)
+        wait_for(self.is_serving, f"the API server is ready; see {logs}", limit=READY_LIMIT)
         self._write_own_images()
         self._say(f"control plane: ready after {time.monotonic() - began:.1f} s")
-
-    def _is_serving(self) -> bool:
-        assert self._plane.first is not None, f"the control plane has ended; see {self._plane.folder}"
-        try:
-            return self.kubectl("get", "--raw=/readyz") == "ok"
-        except subprocess.CalledProcessError:
-            return False
 
     def _write_own_images(self) -> None:
         for name in (oci.PAUSE, oci.HELLO):

@@ -47,7 +47,8 @@ class Boot:
     @classmethod
     def parse(cls, line: bytes) -> "Boot":
         read = json.loads(line)
-        return cls(**{**read, "programs": tuple(Program(**program) for program in read["programs"])})
+        programs = tuple(Program(**{**program, "argv": tuple(program["argv"])}) for program in read["programs"])
+        return cls(**{**read, "programs": programs})
 
 
 class _Supervised:
@@ -61,7 +62,7 @@ class _Supervised:
         if self._process is not None and self._is_held():
             self._process.kill()
         if self._process is None and self._is_due():
-            environment = {"PATH": self._boot.path, "HOME": "/tmp"}
+            environment = {"PATH": self._boot.path, "HOME": self._boot.logs}
             with Path(self._boot.logs, f"{self._program.name}.log").open("ab") as log:
                 self._process = subprocess.Popen(self._program.argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

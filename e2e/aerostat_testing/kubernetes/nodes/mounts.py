@@ -1,4 +1,4 @@
-"""What a machine sees as its disk: the host's files read-only, with `/var`, `/tmp` and `/run` of its own.
+"""What a machine sees as its disk: the host's files read-only, with `/var`, `/tmp`, `/run` and `/dev/shm` of its own.
 
 Called by the machine's first process, in its own mount namespace. What is written elsewhere fails, so that nothing of a
 node or of its pods reaches the host, nor another node.
@@ -34,6 +34,7 @@ def separate(disk: Path, *, shown: Mapping[str, Path]) -> None:
     """`disk`: the machine's `var` and `tmp`, which stay. `shown`: folders of the host by where they are to be seen, under `/run`."""
     held = {place: os.open(path, os.O_PATH) for place, path in {"/var": disk / "var", "/tmp": disk / "tmp", **shown}.items()}
     _mount("tmpfs", "/run", kind="tmpfs", options="mode=755")
+    _mount("tmpfs", "/dev/shm", kind="tmpfs", options="mode=1777")
     for place, fd in held.items():  # by descriptor, since one mount may hide where the next one comes from
         Path(place).mkdir(parents=True, exist_ok=True)
         _mount(f"/proc/self/fd/{fd}", place, flags=_BIND)
