@@ -166,6 +166,22 @@ def test_who_watches_one_namespace_has_rights_there_only(chart: Chart) -> None:
             assert "--cluster=kubernetes:?namespace=models" in template["spec"]["containers"][0]["args"]
 
 
+def test_secrets_are_read_where_the_values_say(chart: Chart) -> None:
+    def readers(objects: list[Resource]) -> list[tuple[str, str, list[str]]]:
+        rules = [(o, rule) for o in objects for rule in o.get("rules") or () if "secrets" in rule["resources"] or "*" in str(rule)]
+        return [(o["kind"], o["metadata"]["namespace"], rule["verbs"]) for o, rule in rules]
+
+    assert readers(chart.render(namespace="serving")) == []
+    objects = chart.render(namespace="serving", settings={"modelSecrets.namespaces": ["team-a", "team-b"]})
+    assert readers(objects) == [("Role", "team-a", ["get"]), ("Role", "team-b", ["get"])]
+
+
+def test_engines_have_the_environment_of_the_values(chart: Chart) -> None:
+    for component, template in pods(chart.render(namespace="serving", settings={"engines.env": {"HF_ENDPOINT": "https://h"}})):
+        (container,) = template["spec"]["containers"]
+        assert ({"name": "HF_ENDPOINT", "value": "https://h"} in container["env"]) is (component == "engines")
+
+
 def test_optional_apis_are_used_where_they_are(chart: Chart) -> None:
     assert not of_kind(chart.render(namespace="serving"), "ServiceMonitor")
     values, apis = EXAMPLES["two-pools"], ("monitoring.coreos.com/v1/ServiceMonitor",)
@@ -196,6 +212,9 @@ def test_a_drain_fits_into_the_time_a_pod_has_to_end(chart: Chart) -> None:
         ({"nodePools[0].devices": {"resource": "nvidia.com/gpu", "count": 0}}, "/devices/count"),
         ({"nodePools[0].nodeSelector": {}}, "/nodeSelector"),
         ({"nodes.runDir": "run"}, "/nodes/runDir"),
+        ({"modelSecrets.namespaces": ["*"]}, "/modelSecrets/namespaces/0"),
+        ({"modelSecrets.namespaces": [""]}, "/modelSecrets/namespaces/0"),
+        ({"engines.env": {"A B": "c"}}, "additional properties 'A B' not allowed"),
         ({"podSecurity.user": 0}, "/podSecurity/user"),
         ({"image.pullPolicy": "Sometimes"}, "/image/pullPolicy"),
     ],

@@ -24,7 +24,7 @@ from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 QUICKSTART: Final = CHART.parents[1] / "crds/samples/quickstart"
-HERE, THERE = "node-here", "node-there"
+HERE, THERE, ELSEWHERE = "node-here", "node-there", "node-elsewhere"
 READ: Final = {"list", "watch"}
 EVENTS: Final = {"events.events.k8s.io": {"create", "get", "patch"}}
 
@@ -61,6 +61,13 @@ def installed(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer
         apiserver.call("DELETE", f"/api/v1/nodes/{node}")
 
 
+@pytest.fixture(params=[False, True], ids=["all-namespaces", "one-namespace"])
+def reading(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer) -> Iterator[Installed]:
+    """An installation that reads the Secrets of the namespace that is watched, on a node of its own."""
+    yield install(chart, apiserver, ELSEWHERE, one_namespace=request.param, reads_secrets=True)
+    apiserver.call("DELETE", f"/api/v1/nodes/{ELSEWHERE}")
+
+
 def instance(namespace: str, node: str) -> Resource:
     name = {"metadata.name": f"on-{node}", "metadata.namespace": namespace}
     return changed(FULL[Kind.INSTANCE], {**name, "spec.node": node})
@@ -93,18 +100,36 @@ def rights(installed: Installed, component: str, namespace: str) -> dict[str, se
     return found
 
 
+def of_its_own(installed: Installed, component: str, namespace: str) -> dict[str, set[str]]:
+    """The rights of that account beyond those of one that was given none."""
+    everybody = rights(installed, "engines", namespace)
+    return {name: verbs for name, verbs in rights(installed, component, namespace).items() if name not in everybody}
+
+
 @pytest.mark.parametrize("component", list(MAY))
 def test_it_may_do_exactly_what_it_does(installed: Installed, component: str) -> None:
-    def of_its_own(namespace: str) -> dict[str, set[str]]:
-        return {name: verbs for name, verbs in rights(installed, component, namespace).items() if name not in everybody}
-
     everybody = rights(installed, "engines", installed.watched)  # who has no rights of its own
     assert not any("aerostat" in name or name in ("secrets", "nodes", "pods") for name in everybody)
     outside = (MAY[component] if installed.is_wide else {}) | EVERYWHERE[component]
     lease = LEASE if component == "operator" else {}
-    assert of_its_own(installed.watched) == MAY[component] | EVERYWHERE[component]
-    assert of_its_own(installed.elsewhere) == outside
-    assert of_its_own(installed.namespace) == outside | lease
+    assert of_its_own(installed, component, installed.watched) == MAY[component] | EVERYWHERE[component]
+    assert of_its_own(installed, component, installed.elsewhere) == outside
+    assert of_its_own(installed, component, installed.namespace) == outside | lease
+
+
+async def test_agents_read_the_secrets_of_namespaces_that_are_named_and_of_no_others(reading: Installed) -> None:
+    namespaces = {reading.watched, reading.elsewhere, reading.namespace, reading.nodes}
+    for component, namespace in product(MAY, namespaces):
+        may_read = (component, namespace) == ("agent", reading.watched)
+        assert of_its_own(reading, component, namespace).get("secrets") == ({"get"} if may_read else None)
+    for namespace in namespaces:
+        content = {"metadata": {"name": "hub"}, "stringData": {"token": f"hf_{namespace}"}}
+        reading.server.call("POST", f"/api/v1/namespaces/{namespace}/secrets", content)
+    async with reading.cluster("agent", node=ELSEWHERE) as cluster:
+        assert await cluster.secret(NamespacedName(reading.watched, "hub")) == {"token": f"hf_{reading.watched}".encode()}
+        for namespace in namespaces - {reading.watched}:
+            with pytest.raises(PermanentError, match=f'add "{namespace}" to modelSecrets.namespaces'):
+                await cluster.secret(NamespacedName(namespace, "hub"))
 
 
 async def test_the_router_reads_what_is_declared_and_writes_nothing(installed: Installed) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -62,11 +62,12 @@ class Installed:
         return found
 
 
-def install(chart: Chart, server: ApiServer, *node_names: str, one_namespace: bool) -> Installed:
-    """With these nodes, and an agent's pod on each."""
+def install(chart: Chart, server: ApiServer, *node_names: str, one_namespace: bool, reads_secrets: bool = False) -> Installed:
+    """With these nodes, and an agent's pod on each. `reads_secrets`: where objects are declared."""
     namespace, watched, elsewhere = (server.create_namespace(prefix) for prefix in ("release", "watched", "elsewhere"))
     nodes = server.create_namespace("nodes") if one_namespace else namespace
-    settings = {"watch.namespace": watched, "nodes.namespace": nodes} if one_namespace else {}
+    settings: dict[str, Any] = {"watch.namespace": watched, "nodes.namespace": nodes} if one_namespace else {}
+    settings |= {"modelSecrets.namespaces": [watched]} if reads_secrets else {}
     rendered = chart.render(namespace=namespace, settings=settings)
     rights = [o for o in rendered if o["kind"] in _RIGHTS]
     server.kubectl("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(rights))

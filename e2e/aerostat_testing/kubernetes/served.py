@@ -49,7 +49,7 @@ class ServedOnKubernetes(Served):
         self._model_cache = model_cache or root / "models"
         self._run_dir = Path(tempfile.mkdtemp(prefix="ae-"))  # short, since the paths of Unix sockets are
         only_node(server, self.node)
-        self.installed: Installed = install(chart, server, self.node, one_namespace=True)
+        self.installed: Installed = install(chart, server, self.node, one_namespace=True, reads_secrets=True)
         self.namespace = self.installed.watched
         self._declared: dict[str, list[dict[str, Any]]] = {}
         self._routers: list[Router] = []
