@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -11,8 +12,8 @@ import psutil
 
 from aerostat_core.ids import Seconds
 
-# Turns of the loop in which what was cancelled may end.
-_TURNS: Final = 20
+# What was cancelled may need this long by a real clock, since threads of libraries have a part in it.
+_TASK_GRACE: Final[Seconds] = 1.0
 # A child that was told to end may need this long.
 _CHILD_GRACE: Final[Seconds] = 3.0
 # A server that a whole run shares has this variable in its environment.
@@ -32,10 +33,13 @@ def failing_on_leaked_tasks(test: Callable[..., Awaitable[None]]) -> Callable[..
     async def checked(*args: object, **kwargs: object) -> None:
         before = asyncio.all_tasks()
         await test(*args, **kwargs)
-        for _ in range(_TURNS):
-            if not (left := asyncio.all_tasks() - before):
-                return
+        deadline = time.monotonic() + _TASK_GRACE
+        while left := asyncio.all_tasks() - before:
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0)
+        else:
+            return
         raise LeakError("tasks still run after the test: " + ", ".join(sorted(str(task.get_coro()) for task in left)))
 
     return checked

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, Final
-
-import requests
 from sglang.srt.entrypoints import http_server
 from sglang.srt.utils.hf_transformers_utils import get_config
 
 from aerostat_core.engine_launch import EngineLaunch
 from aerostat_engine.auth import KeyGate
 from aerostat_engine.dtypes import serving_dtype, this_cpu
-
-_LISTENS_WITHIN_SECONDS: Final = 30.0
+from aerostat_engine.garbage import freeze_gc
 
 
 def serving_dtype_of(spec: EngineLaunch) -> str:
@@ -28,19 +23,4 @@ def serving_dtype_of(spec: EngineLaunch) -> str:
 def guard_application(*, call_key: str, admin_key: str) -> None:
     """Put the gate in front, and let SGLang's own request to itself through it."""
     http_server.app.add_middleware(KeyGate, call_key=call_key, admin_key=admin_key)
-
-    def freeze_gc(server_args: Any) -> None:
-        """SGLang's own version has no key to show, and asks before the server listens."""
-        deadline = time.monotonic() + _LISTENS_WITHIN_SECONDS
-        while True:
-            try:
-                answer = requests.post(server_args.url() + "/freeze_gc", headers={"Authorization": f"Bearer {admin_key}"}, timeout=10)
-            except requests.ConnectionError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-            else:
-                answer.raise_for_status()
-                return
-
-    http_server._freeze_gc_after_server_warmup = freeze_gc
+    http_server._freeze_gc_after_server_warmup = lambda server_args: freeze_gc(server_args.url(), admin_key)
