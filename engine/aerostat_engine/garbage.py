@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 def freeze_gc(url: str, admin_key: str, *, listens_within: Seconds = 30.0, answers_within: Seconds = 10.0) -> None:
     """A saving only: an engine that does not get it serves all the same.
 
-    SGLang's own version has no key to show, and asks before the server listens."""
+    SGLang's own version has no key to show, and asks before the server listens.
+    """
     deadline = time.monotonic() + listens_within
     while True:
         try:
