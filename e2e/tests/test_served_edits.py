@@ -1,14 +1,18 @@
 """What is declared is edited while it is served: models come, change, sleep, wake and go; wrong manifests take nothing away."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 
+from aerostat_runtime.cluster.port import Kind
 from aerostat_testing.calls import chat, post
+from aerostat_testing.hub import LoopbackHub, files_of
+from aerostat_testing.kubernetes.served import ServedOnKubernetes
 from aerostat_testing.leftovers import shared_memory
 from aerostat_testing.manifests import cpu_pool, model, slo
 from aerostat_testing.served import Served
@@ -18,10 +22,34 @@ from aerostat_testing.waiting import wait_for
 pytestmark = pytest.mark.engine
 
 HELLO = [{"role": "user", "content": "Hello!"}]
+TOKEN = "hf_of-a-reader"
+PRIVATE = "hf://org/tiny"
 
 
-def test_the_life_of_a_declaration(served: Served, tiny_models: Mapping[str, Path]) -> None:
+@pytest.fixture
+def hub(tiny_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    """With a private model."""
+    with LoopbackHub() as running:
+        running.add(PRIVATE.removeprefix("hf://"), files_of(tiny_models["qwen3"]), readers={TOKEN})
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield running
+
+
+def private_source(served: Served) -> dict[str, Any]:
+    """With a token that may read it; `aerostat up` has it in its environment."""
+    if not isinstance(served, ServedOnKubernetes):
+        return {"uri": PRIVATE}
+    served.kubectl("create", "secret", "generic", "hub", f"--from-literal=token={TOKEN}")
+    return {"uri": PRIVATE, "secretRef": {"name": "hub"}}
+
+
+def test_the_life_of_a_declaration(
+    served: Served, tiny_models: Mapping[str, Path], hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One run for the whole story, since each start of an engine takes a while."""
+    if isinstance(served, Standalone):
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
     before = shared_memory()
     served.write("pool.yaml", cpu_pool())
     sleeper = model("sleeper", tiny_models["llama"], min_replicas=0)
@@ -32,7 +60,7 @@ def test_the_life_of_a_declaration(served: Served, tiny_models: Mapping[str, Pat
     a_call_wakes_a_sleeping_model(served)
     a_wrong_manifest_takes_nothing_away(served, sleeper)
     a_model_that_cannot_be_served_says_why(served, tiny_models)
-    a_changed_model_is_served_as_it_is_declared(served, tiny_models)
+    a_changed_model_is_served_as_it_is_declared(served, tiny_models, hub)
     a_deleted_model_is_gone_for_clients(served)
 
     served.remember_family()
@@ -73,19 +101,24 @@ def a_wrong_manifest_takes_nothing_away(served: Served, sleeper: dict[str, objec
 
 def a_model_that_cannot_be_served_says_why(served: Served, tiny_models: Mapping[str, Path]) -> None:
     nowhere = tiny_models["llama"] / "nowhere"
-    served.write("wrong.yaml", model("huge", tiny_models["llama"], kv="64Gi"), model("lost", nowhere))
+    locked = model("locked", nowhere, source={"uri": PRIVATE, "secretRef": {"name": "nobody-s"}})
+    served.write("wrong.yaml", model("huge", tiny_models["llama"], kv="64Gi"), model("lost", nowhere), locked)
     huge = served.wait_condition("huge", "False", limit=20)
     assert "64Gi" in huge["message"], huge
     wait_for(lambda: "nowhere" in served.condition("lost").get("message", ""), "the broken path is named", limit=40)
+    wait_for(lambda: "nobody-s" in served.condition("locked").get("message", ""), "the missing Secret is named", limit=40)
     served.remove("wrong.yaml")
     served.wait_gone("lost", limit=20)
 
 
-def a_changed_model_is_served_as_it_is_declared(served: Served, tiny_models: Mapping[str, Path]) -> None:
-    served.write("sleeper.yaml", model("sleeper", tiny_models["qwen3"], servedName="renamed"))
+def a_changed_model_is_served_as_it_is_declared(served: Served, tiny_models: Mapping[str, Path], hub: LoopbackHub) -> None:
+    changed = model("sleeper", tiny_models["qwen3"], source=private_source(served), servedName="renamed")
+    served.write("sleeper.yaml", changed)
     wait_for(lambda: post(served.url, {"model": "sleeper", "messages": HELLO}).status_code == httpx.codes.NOT_FOUND, "the old name is gone")
     assert chat(served.url, "renamed", HELLO).text
     served.wait_ready("sleeper")
+    assert "model.safetensors" in hub.fetched()
+    assert TOKEN not in served.said + served.logs(n_bytes=1 << 20) + str(served.objects(Kind.INSTANCE)) + str(served.objects(Kind.MODEL))
 
 
 def a_deleted_model_is_gone_for_clients(served: Served) -> None:
