@@ -119,7 +119,7 @@ def test_what_nodes_need_is_a_group_of_its_own(go: Path, tmp_path: Path) -> None
     assert found.control_plane == plane
     assert {path.name for path in found.kubernetes.iterdir() if path.is_file()} >= {"kubelet", "kube-proxy", "kube-scheduler"}
     assert not (found.kubernetes / "kube-apiserver").exists()
-    assert n_builds(go) == 2 + 5, "Kubernetes' part for nodes, containerd, runc, the network's plugins, and the images"
+    assert n_builds(go) == 2 + 6, "Kubernetes' part for nodes, containerd, runc, the network's plugins, DNS, and the images"
 
 
 def test_without_seccomps_headers_it_says_what_to_run(go: Path, tmp_path: Path) -> None:
@@ -148,5 +148,5 @@ def test_an_unknown_version_names_those_that_there_are(tmp_path: Path) -> None:
 
 
 def test_sources_are_pinned_by_hash() -> None:
-    for module in ("cni", "containerd", "etcd", "runc", f"kubernetes-{LATEST}", f"kubernetes-{OLDEST}"):
+    for module in ("cni", "containerd", "coredns", "etcd", "runc", f"kubernetes-{LATEST}", f"kubernetes-{OLDEST}"):
         assert (build.SOURCES / module / "go.sum").stat().st_size > 5_000

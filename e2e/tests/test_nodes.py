@@ -1,6 +1,7 @@
 """The cluster kit does what a Kubernetes does: pods on both nodes, Services, tokens, logs; and a node that loses its power."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +58,18 @@ def hello(namespace: NodesNamespace, pod: dict[str, Any], *arguments: str) -> st
     return namespace.kubectl("exec", pod["metadata"]["name"], "--", "/hello", *arguments)
 
 
+def reached(namespace: NodesNamespace, pod: dict[str, Any], url: str) -> None:
+    """Each node hears of a Service in its own time."""
+
+    def answers() -> bool:
+        try:
+            return bool(hello(namespace, pod, "get", url))
+        except subprocess.CalledProcessError:
+            return False
+
+    wait_for(answers, f"{url} answers on {node_of(pod)}", limit=START_LIMIT)
+
+
 def test_both_nodes_are_ready_and_say_which_version_they_are(nodes: Nodes) -> None:
     found = nodes.get("nodes")["items"]
     assert [node["metadata"]["name"] for node in found] == ["node1", "node2"] == list(nodes.names)
@@ -70,9 +83,18 @@ def test_pods_spread_and_a_service_balances_over_them_from_either_node(nodes_nam
     assert {node_of(pod) for pod in pods} == {"node1", "node2"}
     address = nodes_namespace.get("service", "hello")["spec"]["clusterIP"]
     for pod in pods:
+        reached(nodes_namespace, pod, f"http://{address}")
         answers = hello(nodes_namespace, pod, "get", "-n", "40", f"http://{address}").split()
         assert len(answers) == 40
         assert set(answers) == names(pods)
+
+
+def test_a_service_has_a_name_in_its_namespace_and_outside(nodes: Nodes, nodes_namespace: NodesNamespace) -> None:
+    nodes_namespace.apply(workload("DaemonSet", "hello"), service("hello"))
+    for pod in started(nodes_namespace, "hello", 2):
+        for name in ("hello", f"hello.{nodes_namespace.name}.svc", f"hello.{nodes_namespace.name}.svc.cluster.local"):
+            reached(nodes_namespace, pod, f"http://{name}")
+            assert hello(nodes_namespace, pod, "get", f"http://{name}").strip() in names(nodes_namespace.pods("hello"))
 
 
 def test_a_daemon_set_has_a_pod_on_each_node_that_sees_that_nodes_files(nodes: Nodes, nodes_namespace: NodesNamespace) -> None:

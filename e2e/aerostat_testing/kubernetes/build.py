@@ -80,6 +80,7 @@ class NodePrograms:
     containerd: Path  # with its shim and ctr
     runc: Path
     cni: Path
+    coredns: Path
     images: Path  # static programs that are the only file of an image each
 
     @property
@@ -128,13 +129,14 @@ def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodeP
     """All of a cluster with nodes, which are of the latest version: four minutes more, with nothing cached. Raises BuildError."""
     cache, say = cache or default_cache(), say or _say
     plane = programs(LATEST, cache=cache, say=say)
-    made = {m.name: _built(m, cache, say) for m in (_kubernetes_node(), _containerd(), _runc(), _cni(), _images())}
+    made = {m.name: _built(m, cache, say) for m in (_kubernetes_node(), _containerd(), _runc(), _cni(), _coredns(), _images())}
     return NodePrograms(
         control_plane=plane,
         kubernetes=made["kubernetes-node"],
         containerd=made["containerd"],
         runc=made["runc"],
         cni=made["cni"],
+        coredns=made["coredns"],
         images=made["images"],
     )
 
@@ -209,6 +211,11 @@ def _runc() -> _Module:
 def _cni() -> _Module:
     source = SOURCES / "cni"
     return _Module(name="cni", source=source, version=_required_version(source, "github.com/containernetworking/plugins"))
+
+
+def _coredns() -> _Module:
+    source = SOURCES / "coredns"
+    return _Module(name="coredns", source=source, version=_required_version(source, "github.com/coredns/coredns"))
 
 
 def _images() -> _Module:

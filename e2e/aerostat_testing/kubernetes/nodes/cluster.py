@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
+import yaml
+
 from aerostat_core.ids import Seconds
 from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.nodes import keeper, network, node, oci
@@ -206,11 +208,13 @@ class Nodes:
             path.mkdir(exist_ok=True)
         self._plane.start(keeper.keeper_command(self.folder), _DEPTH)
         network.lay_bridge(self._plane)
-        programs = self._control_plane.programs(self.found.control_plane, self.found.kubernetes / "kube-scheduler")
+        programs = self._control_plane.programs(self.found)
         boot = Boot(hostname=PLANE, programs=programs, path=os.environ["PATH"], logs=str(logs), held=str(self._held(PLANE)))
         self._plane.boot(boot)
         self._control_plane.kubeconfig(ADMIN, self.kubeconfig)
         wait_for(self.is_serving, f"the API server is ready; see {logs}", limit=READY_LIMIT)
+        self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(self._control_plane.dns_rights()))
+        self._control_plane.start_dns()
         self._write_own_images()
         self._say(f"control plane: ready after {time.monotonic() - began:.1f} s")
 

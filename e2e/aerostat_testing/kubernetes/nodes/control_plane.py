@@ -1,22 +1,26 @@
-"""The control plane's secrets, and the programs that it runs: etcd, API server, controller manager and scheduler."""
+"""The control plane's secrets, and the programs that it runs: etcd, API server, controller manager, scheduler and DNS."""
 
 import secrets
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
 from aerostat_core.ids import Seconds
-from aerostat_testing.kubernetes.build import Programs
+from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.nodes import network
 from aerostat_testing.kubernetes.nodes.init import Program
+from aerostat_testing.kubernetes.nodes.keeper import DISK
 
 # Tests wait for these: a node that is silent is NotReady, and then its pods are given up.
 SILENT_FOR: Final[Seconds] = 12.0
 TOLERATED_FOR: Final[Seconds] = 5.0
 PORT: Final = 6443
 ADMIN: Final = "admin"
+DOMAIN: Final = "cluster.local"
+DNS_USER: Final = "system:coredns"
+_PROGRAMS: Final = ("system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy", DNS_USER)
 _LIMIT: Final[Seconds] = 20.0
 _ISSUER: Final = "https://kubernetes.default.svc"
 _GROUPS: Final = {ADMIN: "system:masters"}
@@ -33,7 +37,7 @@ class ControlPlane:
     def write_secrets(self, users: dict[str, str]) -> None:
         """`users`: their groups. The admin and the programs of this machine are there anyway."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        known = _GROUPS | dict.fromkeys(("system:kube-controller-manager", "system:kube-scheduler", "system:kube-proxy"), "") | users
+        known = _GROUPS | dict.fromkeys(_PROGRAMS, "") | users
         lines = [f'{secrets.token_hex(16)},{user},{user},"{groups}"\n' for user, groups in known.items()]
         self._tokens.write_text("".join(lines))
         key = ["openssl", "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", str(self._accounts_key)]
@@ -68,17 +72,44 @@ class ControlPlane:
     def client_certificate(self) -> Path:
         return self.folder / "kubelet-client.crt"
 
-    def programs(self, found: Programs, scheduler: Path) -> tuple[Program, ...]:
-        """The last two wait for the API server's certificate."""
+    def programs(self, found: NodePrograms) -> tuple[Program, ...]:
+        """Controllers and scheduler wait for the API server's certificate, DNS for `start_dns`."""
         users = ("system:kube-controller-manager", "system:kube-scheduler")
         manager, scheduling = (self.kubeconfig(user, self.folder / f"{user.partition(':')[2]}.kubeconfig") for user in users)
-        ready = str(self.certificate)
+        plane, ready = found.control_plane, str(self.certificate)
         return (
-            Program(name="etcd", argv=(str(found.etcd_server), *self._etcd_flags())),
-            Program(name="kube-apiserver", argv=(str(found.apiserver), *self._apiserver_flags())),
-            Program(name="kube-controller-manager", argv=(str(found.controller_manager), *self._manager_flags(manager)), needs=ready),
-            Program(name="kube-scheduler", argv=(str(scheduler), f"--kubeconfig={scheduling}", "--leader-elect=false"), needs=ready),
+            Program(name="etcd", argv=(str(plane.etcd_server), *self._etcd_flags())),
+            Program(name="kube-apiserver", argv=(str(plane.apiserver), *self._apiserver_flags())),
+            Program(name="kube-controller-manager", argv=(str(plane.controller_manager), *self._manager_flags(manager)), needs=ready),
+            Program(name="kube-scheduler", argv=(str(found.kubernetes / "kube-scheduler"), *_scheduler_flags(scheduling)), needs=ready),
+            Program(name="coredns", argv=(str(found.coredns / "coredns"), f"-conf={self._corefile}"), needs=str(self._corefile)),
         )
+
+    def dns_rights(self) -> list[dict[str, Any]]:
+        """Objects for the API server: Kubernetes has no role for this."""
+        group = "rbac.authorization.k8s.io"
+        core = {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]}
+        slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+        named = {"apiVersion": f"{group}/v1", "metadata": {"name": DNS_USER}}
+        reference = {"apiGroup": group, "kind": "ClusterRole", "name": DNS_USER}
+        subjects = [{"apiGroup": group, "kind": "User", "name": DNS_USER}]
+        return [
+            named | {"kind": "ClusterRole", "rules": [core, slices]},
+            named | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": subjects},
+        ]
+
+    def start_dns(self) -> None:
+        """Once it has its rights."""
+        kubeconfig = self.kubeconfig(DNS_USER, self.folder / "coredns.kubeconfig")
+        zones = f"{DOMAIN} in-addr.arpa"
+        plugins = f"    errors\n    kubernetes {zones} {{\n        kubeconfig {kubeconfig}\n    }}\n"
+        made = self._corefile.with_suffix(".new")
+        made.write_text(f".:53 {{\n{plugins}}}\n")
+        made.replace(self._corefile)
+
+    @property
+    def _corefile(self) -> Path:
+        return self.folder / DISK / "Corefile"
 
     @property
     def _tokens(self) -> Path:
@@ -94,7 +125,7 @@ class ControlPlane:
 
     def _etcd_flags(self) -> list[str]:
         return [
-            f"--data-dir={self.folder}/disk/etcd",
+            f"--data-dir={self.folder / DISK}/etcd",
             f"--listen-client-urls={_ETCD}",
             f"--advertise-client-urls={_ETCD}",
             f"--listen-peer-urls={_ETCD_PEER}",
@@ -138,3 +169,7 @@ class ControlPlane:
             "--leader-elect=false",
             "--profiling=false",
         ]
+
+
+def _scheduler_flags(kubeconfig: Path) -> list[str]:
+    return [f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--profiling=false"]

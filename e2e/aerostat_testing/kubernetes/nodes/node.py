@@ -9,7 +9,7 @@ import yaml
 
 from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.nodes import network
-from aerostat_testing.kubernetes.nodes.control_plane import ControlPlane
+from aerostat_testing.kubernetes.nodes.control_plane import DOMAIN, ControlPlane
 from aerostat_testing.kubernetes.nodes.init import Boot, Program
 from aerostat_testing.kubernetes.nodes.keeper import DISK
 from aerostat_testing.kubernetes.nodes.oci import PAUSE
@@ -93,6 +93,8 @@ def _kubelet() -> dict[str, Any]:
         "nodeStatusUpdateFrequency": "4s",
         "nodeLeaseDurationSeconds": 8,
         "resolvConf": "",
+        "clusterDNS": [network.CONTROL_PLANE],
+        "clusterDomain": DOMAIN,
         # Images come from no registry: what is removed for space would never come back. All nodes share one real disk.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
