@@ -188,6 +188,11 @@ def _probe(facts: ModelFacts, dtype: str, cache: ModelCache, report: Reporter, *
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
                 hint = "; set trustRemoteCode of the Model, which its Pool must allow" if "trust_remote_code" in str(error) else ""
                 raise PermanentError("ModelInvalid", f"{facts.path} does not load: {error}{hint}") from error
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                message = f"{facts.path} needs files that are not in it, such as code of another repository: put them beside its weights"
+                raise PermanentError("ModelInvalid", message) from error
             write_whole(file, json.dumps(asdict(made)))
     probe: dict[str, Any] = json.loads(file.read_text())
     return probe

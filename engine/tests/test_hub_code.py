@@ -1,0 +1,68 @@
+"""A repository that brings code, prepared by real processes: it runs for who trusts it, and it finds neither a token nor a Hub."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from aerostat_testing.hub import LoopbackHub, files_of
+
+pytestmark = pytest.mark.engine
+
+TOKEN: Final = "hf_of-a-reader"
+TRUST: Final = "--trust-remote-code"
+CODE: Final = b"""
+import os
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+assert "HF_TOKEN" not in os.environ
+
+
+class OddConfig(LlamaConfig):
+    model_type = "odd"
+
+
+class OddForCausalLM(LlamaForCausalLM):
+    config_class = OddConfig
+"""
+
+
+def test_code_runs_for_who_trusts_it_and_that_of_another_repository_never(tiny_models: Mapping[str, Path], tmp_path: Path) -> None:
+    with LoopbackHub() as hub:
+        for name, where in (("org/odd", ""), ("org/elsewhere", "org/code--")):
+            hub.add(name, _odd(files_of(tiny_models["llama"]), where), readers={TOKEN})
+        hub.add("org/code", {"odd.py": CODE})
+        asked_for = (("org/odd",), ("org/odd", TRUST), ("org/elsewhere", TRUST))
+        runs = [_start(hub, name, tmp_path / str(i), *flags) for i, (name, *flags) in enumerate(asked_for)]
+        distrusted, trusted, elsewhere = map(_outcome, runs)
+        assert "set trustRemoteCode of the Model" in distrusted["error"]["message"]
+        assert trusted["model"]["architecture"] == "OddForCausalLM"
+        assert "code of another repository: put them beside its weights" in elsewhere["error"]["message"]
+        assert not any(asked.path.startswith("/org/code/") for asked in hub.asked)
+
+
+def _odd(files: Mapping[str, bytes], where: str) -> Mapping[str, bytes]:
+    """That Llama, as a model that only the code at `where` knows."""
+    classes = {"AutoConfig": f"{where}odd.OddConfig", "AutoModelForCausalLM": f"{where}odd.OddForCausalLM"}
+    config = json.loads(files["config.json"]) | {"model_type": "odd", "architectures": ["OddForCausalLM"], "auto_map": classes}
+    return {**files, "config.json": json.dumps(config).encode(), "odd.py": CODE}
+
+
+def _start(hub: LoopbackHub, name: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{name}", "--cache", str(folder / "cache"), *flags]
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+    folder.mkdir(parents=True)
+    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _outcome(run: subprocess.Popen[str]) -> dict[str, Any]:
+    said, complaints = run.communicate(timeout=120)
+    outcome: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert TOKEN not in said + complaints
+    return outcome
