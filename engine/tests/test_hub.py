@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def test_what_is_refused_says_what_to_do(
     assert caught.value.reason == reason
     assert "hf_of" not in caught.value.message
     assert not any(cache.model("x").parent.iterdir())
+    assert not any(name.endswith(".safetensors") for name in hub.fetched())
 
 
 @pytest.mark.parametrize("is_gated", [False, True])
@@ -253,6 +255,25 @@ def test_a_disk_without_room_is_told_before_the_weights_are_fetched(
         fetched(hub, cache)
     assert caught.value.reason == "DiskFull"
     assert "model.safetensors" not in hub.fetched()
+
+
+def test_a_disk_that_takes_no_more_is_said_so_and_nothing_half_written_stays(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.add(NAME, SMALL | {"model.safetensors": safetensors(100_000)})
+    command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{NAME}", "--cache", str(tmp_path)]
+    environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
+    limit = (64 << 10, 64 << 10)  # less than the weights, more than all other files
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["error"]["reason"] == "DiskFull"
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.rglob("*.incomplete"))
 
 
 def test_progress_is_that_of_all_weights(hub: LoopbackHub, cache: ModelCache, tmp_path: Path) -> None:

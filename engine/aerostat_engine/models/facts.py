@@ -44,10 +44,8 @@ def read_facts(path: Path) -> ModelFacts:
     """Check a model's folder and describe it. Raises PermanentError that says what is wrong with which file."""
     if not path.is_dir():
         raise PermanentError("SourceNotFound", f"{path} is no folder: give the folder that holds config.json and the safetensors files")
-    config = _config(path)
+    config = read_config(path)
     shards = _shards(path)
-    if not any((path / name).is_file() for name in _TOKENIZERS):
-        raise PermanentError("TokenizerMissing", f"{path} has no tokenizer: one of {', '.join(_TOKENIZERS)} is needed")
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     counts: dict[str, int] = {}
     other = 0
@@ -76,6 +74,14 @@ def read_facts(path: Path) -> ModelFacts:
         kv_values_per_token=kv_values_per_token(path, text),
         max_context_tokens=_number(path, text, "max_position_embeddings", "n_positions", "seq_length"),
     )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration, once all that comes before the weights is there. Raises PermanentError."""
+    config = _config(path)
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        raise PermanentError("TokenizerMissing", f"{path} has no tokenizer: one of {', '.join(_TOKENIZERS)} is needed")
+    return config
 
 
 def kv_values_per_token(path: Path, text: Mapping[str, Any]) -> int:

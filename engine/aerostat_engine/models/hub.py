@@ -37,7 +37,7 @@ from huggingface_hub.utils import logging
 
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Bytes, Seconds
-from aerostat_engine.models.facts import indexed_shards
+from aerostat_engine.models.facts import indexed_shards, read_config
 from aerostat_engine.models.source import HubSource, Progress
 
 _LIBRARY: Final = "aerostat"
@@ -75,7 +75,7 @@ class Hub:
         return commit
 
     def fetch(self, commit: str, folder: Path, progress: Progress, *, with_code: bool) -> None:
-        """What is served of it into `folder`; files that are there already are whole and stay."""
+        """What is served of it into `folder`, the weights last; files that are there already are whole and stay."""
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # with what was cut short: a file appears under its name when it is whole
         every = self._list(commit)
         weights = {name: size for name, size in every.items() if name.endswith(_WEIGHTS)}
@@ -87,6 +87,7 @@ class Hub:
             )
         endings = (*_OTHERS, _CODE) if with_code else _OTHERS
         self._get(commit, {name: size for name, size in every.items() if name.endswith(endings)}, folder, lambda done, total: None)
+        read_config(folder)
         self._get(commit, {name: weights[name] for name in _shards(folder, weights)}, folder, progress)
         shutil.rmtree(folder / ".cache", ignore_errors=True)
 
