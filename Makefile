@@ -10,7 +10,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes cluster-tools cluster-programs cluster-up cluster-shell cluster-down bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes cluster-tools cluster-programs cluster-up cluster-shell cluster-image cluster-down bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -47,6 +47,7 @@ test: $(READY) ## lint and all tests but the long ones and those for GPUs (what 
 	@scripts/phase "tests with real engines" $(PYTEST) -m "engine and not long"
 
 test-long: $(READY) ## the tests that take minutes each
+	@scripts/phase "building what nodes run (cached)" $(PY) -m aerostat_testing.kubernetes.build --nodes
 	@scripts/phase "long tests" $(PYTEST) -m "long and not gpu"
 	@scripts/phase "building the oldest Kubernetes (cached)" $(PY) -m aerostat_testing.kubernetes.build 1.34
 	@scripts/phase "tests with the oldest Kubernetes" $(PYTEST) -m "cluster and not long" --kubernetes-minor 1.34
@@ -69,6 +70,9 @@ cluster-up: $(READY) ## a Kubernetes with nodes on this machine, which stays (NO
 
 cluster-shell: $(READY) ## a shell from which kubectl, pods and Services are reached (RUN="kubectl get pods -A": that command instead)
 	@exec $(CLUSTER) shell $(RUN)
+
+cluster-image: $(READY) ## give all its nodes an image that has no registry (ARCHIVE=image.tar)
+	@$(CLUSTER) image $(ARCHIVE)
 
 cluster-down: $(READY) ## end it, and remove what one left that was killed
 	@$(CLUSTER) down

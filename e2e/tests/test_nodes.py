@@ -58,16 +58,17 @@ def hello(namespace: NodesNamespace, pod: dict[str, Any], *arguments: str) -> st
     return namespace.kubectl("exec", pod["metadata"]["name"], "--", "/hello", *arguments)
 
 
-def reached(namespace: NodesNamespace, pod: dict[str, Any], url: str) -> None:
-    """Each node hears of a Service in its own time."""
+def answering(namespace: NodesNamespace, pod: dict[str, Any], url: str) -> set[str]:
+    """Which pods answer that one, of many calls; none while its node has not heard of the Service."""
+    try:
+        return set(hello(namespace, pod, "get", "-n", "40", url).split())
+    except subprocess.CalledProcessError:
+        return set()
 
-    def answers() -> bool:
-        try:
-            return bool(hello(namespace, pod, "get", url))
-        except subprocess.CalledProcessError:
-            return False
 
-    wait_for(answers, f"{url} answers on {node_of(pod)}", limit=START_LIMIT)
+def await_answers(namespace: NodesNamespace, pod: dict[str, Any], url: str, *, of: list[dict[str, Any]]) -> None:
+    """Until exactly those pods answer that one."""
+    wait_for(lambda: answering(namespace, pod, url) == names(of), f"{url} on {node_of(pod)} is answered by all", limit=START_LIMIT)
 
 
 def test_both_nodes_are_ready_and_say_which_version_they_are(nodes: Nodes) -> None:
@@ -83,18 +84,14 @@ def test_pods_spread_and_a_service_balances_over_them_from_either_node(nodes_nam
     assert {node_of(pod) for pod in pods} == {"node1", "node2"}
     address = nodes_namespace.get("service", "hello")["spec"]["clusterIP"]
     for pod in pods:
-        reached(nodes_namespace, pod, f"http://{address}")
-        answers = hello(nodes_namespace, pod, "get", "-n", "40", f"http://{address}").split()
-        assert len(answers) == 40
-        assert set(answers) == names(pods)
+        await_answers(nodes_namespace, pod, f"http://{address}", of=pods)
 
 
-def test_a_service_has_a_name_in_its_namespace_and_outside(nodes: Nodes, nodes_namespace: NodesNamespace) -> None:
+def test_a_service_has_a_name_in_its_namespace_and_outside(nodes_namespace: NodesNamespace) -> None:
     nodes_namespace.apply(workload("DaemonSet", "hello"), service("hello"))
-    for pod in started(nodes_namespace, "hello", 2):
-        for name in ("hello", f"hello.{nodes_namespace.name}.svc", f"hello.{nodes_namespace.name}.svc.cluster.local"):
-            reached(nodes_namespace, pod, f"http://{name}")
-            assert hello(nodes_namespace, pod, "get", f"http://{name}").strip() in names(nodes_namespace.pods("hello"))
+    (pod, _) = pods = started(nodes_namespace, "hello", 2)
+    for name in ("hello", f"hello.{nodes_namespace.name}.svc", f"hello.{nodes_namespace.name}.svc.cluster.local"):
+        await_answers(nodes_namespace, pod, f"http://{name}", of=pods)
 
 
 def test_a_daemon_set_has_a_pod_on_each_node_that_sees_that_nodes_files(nodes: Nodes, nodes_namespace: NodesNamespace) -> None:
@@ -111,7 +108,7 @@ def test_commands_run_in_a_pod_and_its_logs_are_there(nodes_namespace: NodesName
     nodes_namespace.apply(workload("Deployment", "hello", replicas=1))
     (pod,) = started(nodes_namespace, "hello", 1)
     assert hello(nodes_namespace, pod, "get", "http://127.0.0.1:8080/asked").strip() == pod["metadata"]["name"]
-    assert "asks for /asked" in nodes_namespace.kubectl("logs", pod["metadata"]["name"])
+    wait_for(lambda: "asks for /asked" in nodes_namespace.kubectl("logs", pod["metadata"]["name"]), "it is logged", limit=START_LIMIT)
 
 
 def test_a_pods_token_is_known_to_the_api_server_as_that_pods(nodes_namespace: NodesNamespace) -> None:

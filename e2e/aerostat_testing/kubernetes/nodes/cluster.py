@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -19,7 +20,7 @@ from aerostat_testing.kubernetes.nodes import keeper, network, node, oci
 from aerostat_testing.kubernetes.nodes.cgroups import Cgroup
 from aerostat_testing.kubernetes.nodes.control_plane import ADMIN, ControlPlane
 from aerostat_testing.kubernetes.nodes.init import Boot
-from aerostat_testing.kubernetes.nodes.keeper import DISK, KEEPER_FILE
+from aerostat_testing.kubernetes.nodes.keeper import DISK, KEEPER_FILE, LOGS
 from aerostat_testing.kubernetes.nodes.machine import Machine
 from aerostat_testing.kubernetes.nodes.processes import Process
 from aerostat_testing.kubernetes.nodes.requirements import require
@@ -62,7 +63,8 @@ class Nodes:
         """What of it does not run yet. Returns when all nodes are ready; what it began is gone when it fails."""
         require()
         keeper.sweep()
-        was_running = self.is_running
+        if not (was_running := self.is_running):
+            self.end()  # what is left of another one in this folder
         off = [name for name in self._names() if self.machine(name).first is None]
         try:
             if not was_running:
@@ -83,7 +85,7 @@ class Nodes:
             self._plane.let_stay()
 
     def end(self) -> None:
-        """All of it; logs stay. It may have ended already, in whatever way."""
+        """All of it; logs stay until the next start. It may have ended already, in whatever way."""
         if (found := self._keeper()) is not None:
             found.kill(signal.SIGTERM)
             assert found.has_ended(END_LIMIT), f"not ended after {END_LIMIT:g} s; see {self._plane.folder}/machine.log"
@@ -134,7 +136,7 @@ class Nodes:
 
     def logs(self) -> list[Path]:
         """Of all programs that make the cluster."""
-        return [*self._plane.folder.glob("log/*.log"), *self.folder.glob(f"node*/{DISK}/var/log/*.log"), *self.folder.glob("*/machine.log")]
+        return [*self.folder.glob(f"*/{LOGS}/*.log"), *self.folder.glob("*/machine.log")]
 
     def command(self, *argv: str, node: str = PLANE) -> list[str]:
         """The command that runs another one in the network of a node, or of the control plane, which reaches all nodes and pods."""
@@ -163,14 +165,14 @@ class Nodes:
 
     def import_image(self, archive: Path) -> None:
         """An OCI or Docker archive, into all nodes; into those that are off when they start, so it is to stay where it is."""
-        with (self.folder / "images.txt").open("a") as known:
-            known.write(f"{archive.resolve()}\n")
+        with self._images.open("a") as known:
+            known.write(f"{archive.stat().st_mtime_ns} {archive.resolve()}\n")
         with ThreadPoolExecutor() as threads:
             list(threads.map(self._import_images, (name for name in self._names() if self.machine(name).first)))
 
     def wait_until_ready(self, *names: str) -> None:
         """Since they were switched on."""
-        wait_for(lambda: self._are_ready(names), f"{', '.join(names)} are ready; see {self.folder}/*/disk/var/log", limit=READY_LIMIT)
+        wait_for(lambda: self._are_ready(names), f"{', '.join(names)} are ready; see {self.folder}/*/{LOGS}", limit=READY_LIMIT)
 
     def is_serving(self) -> bool:
         """The API server."""
@@ -188,6 +190,11 @@ class Nodes:
     def _names(self) -> Iterable[str]:
         return (f"node{number}" for number in range(1, self.n_nodes + 1))
 
+    @property
+    def _images(self) -> Path:
+        """A list of the archives that were imported, with when they were made."""
+        return self.folder / "images.txt"
+
     def _keeper(self) -> Process | None:
         try:
             found = Process.parse((self.folder / KEEPER_FILE).read_text())
@@ -200,12 +207,13 @@ class Nodes:
 
     def _start_control_plane(self) -> None:
         began = time.monotonic()
-        keeper.clear(self.folder)
-        (self.folder / "images.txt").unlink(missing_ok=True)
+        for old in (self._plane.folder, *self.folder.glob("node*")):
+            shutil.rmtree(old, ignore_errors=True)
+        self._images.unlink(missing_ok=True)
         self._control_plane.write_secrets({node.user(f"node{n}"): "system:nodes" for n in range(1, network.MAX_NODES + 1)})
-        logs = self._plane.folder / "log"
+        logs = self._plane.folder / LOGS
         for path in (logs, self.disk(PLANE)):
-            path.mkdir(exist_ok=True)
+            path.mkdir()
         self._plane.start(keeper.keeper_command(self.folder), _DEPTH)
         network.lay_bridge(self._plane)
         programs = self._control_plane.programs(self.found)
@@ -252,18 +260,17 @@ class Nodes:
                 command = machine.command([*ctr, *arguments], namespaces=["mount"])
                 return subprocess.run(command, stdin=read, capture_output=True, text=True, timeout=IMPORT_LIMIT)
 
-        wait_for(lambda: run("version").returncode == 0, f"containerd runs on {name}; see {self.disk(name)}/var/log", limit=READY_LIMIT)
+        wait_for(lambda: run("version").returncode == 0, f"containerd runs on {name}; see {machine.folder}/{LOGS}", limit=READY_LIMIT)
         done = self.disk(name) / "var/lib/node/images.txt"
         has = done.read_text().splitlines() if done.exists() else []
-        for line in (self.folder / "images.txt").read_text().splitlines():
-            archive = Path(line)
-            mark = f"{line} {archive.stat().st_mtime_ns}"
-            if mark not in has:
+        for line in dict.fromkeys(self._images.read_text().splitlines()):
+            if line not in has:
+                archive = Path(line.partition(" ")[2])
                 # The layers are unpacked, so the node needs their archives no longer; the disk is all nodes'.
                 imported = run("image", "import", "--local", "--discard-unpacked-layers", "-", archive=archive)
                 assert imported.returncode == 0, f"{name}: {archive}: {imported.stdout}{imported.stderr}"
                 with done.open("a") as known:
-                    known.write(f"{mark}\n")
+                    known.write(f"{line}\n")
 
     def _are_ready(self, names: Iterable[str]) -> bool:
         states = {item["metadata"]["name"]: item["status"].get("conditions", ()) for item in self.get("nodes")["items"]}

@@ -17,6 +17,7 @@ from aerostat_testing.kubernetes.nodes.cgroups import CgroupError
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
 from aerostat_testing.kubernetes.nodes.network import MAX_NODES
 from aerostat_testing.kubernetes.nodes.requirements import MissingError
+from aerostat_testing.waiting import NotInTimeError
 
 _SHELL: Final = "/bin/sh"
 
@@ -28,7 +29,9 @@ def default_folder() -> Path:
 def up(folder: Path, n_nodes: int) -> None:
     """Start what does not run yet."""
     with _alone(folder):
-        nodes = Nodes(folder, node_programs(), max(n_nodes, _n_nodes(folder)), say=_say)
+        nodes = Nodes(folder, node_programs(), n_nodes, say=_say)
+        if nodes.is_running:
+            nodes.n_nodes = max(n_nodes, _n_nodes(folder))
         nodes.start()
         nodes.let_stay()
         _say(nodes.kubectl("get", "nodes").rstrip())
@@ -37,17 +40,29 @@ def up(folder: Path, n_nodes: int) -> None:
 
 def shell(folder: Path, command: list[str]) -> None:
     """Become that command, or a shell, in the cluster's network, where kubectl is the admin."""
-    nodes = Nodes(folder, node_programs(), _n_nodes(folder))
-    if not nodes.is_running:
-        raise SystemExit("there is no cluster: `make cluster-up` first")
+    nodes = _running(folder)
     argv = nodes.command(*(command or [os.environ.get("SHELL", _SHELL)]))
     os.execvpe(argv[0], argv, nodes.environment())
+
+
+def image(folder: Path, archives: list[Path]) -> None:
+    """Give all nodes these images (OCI or Docker archives)."""
+    nodes = _running(folder)
+    for archive in archives:
+        nodes.import_image(archive)
 
 
 def down(folder: Path) -> None:
     """End it, and remove what one left that was killed."""
     with _alone(folder):
         Nodes(folder, node_programs(), _n_nodes(folder)).end()
+
+
+def _running(folder: Path) -> Nodes:
+    nodes = Nodes(folder, node_programs(), _n_nodes(folder))
+    if not nodes.is_running:
+        raise SystemExit("there is no cluster: `make cluster-up` first")
+    return nodes
 
 
 def _n_nodes(folder: Path) -> int:
@@ -82,6 +97,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help=up.__doc__).add_argument("--nodes", type=_number, default=2, help="how many (default %(default)s)")
     commands.add_parser("shell", help=shell.__doc__).add_argument("argv", nargs=argparse.REMAINDER, help="a command, instead of a shell")
+    commands.add_parser("image", help=image.__doc__).add_argument("archives", nargs="+", type=Path)
     commands.add_parser("down", help=down.__doc__)
     args = parser.parse_args()
     try:
@@ -89,10 +105,14 @@ def main() -> None:
             up(args.folder, args.nodes)
         elif args.command == "shell":
             shell(args.folder, args.argv)
+        elif args.command == "image":
+            image(args.folder, args.archives)
         else:
             down(args.folder)
-    except (BuildError, MissingError, CgroupError) as error:
+    except (BuildError, MissingError, CgroupError, NotInTimeError) as error:
         raise SystemExit(f"cluster: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("cluster: interrupted; what this command began is gone") from None
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from aerostat_testing.kubernetes.nodes.processes import Process
 from aerostat_testing.tied import tied
 
 KEEPER_FILE: Final = "keeper"
-DISK: Final = "disk"  # the folder of a machine that goes with the cluster; logs stay
+DISK: Final = "disk"  # of a machine: it goes with the cluster
+LOGS: Final = "log"  # of a machine: they stay
 NAMESPACES: Final = ("--net", "--mount", "--pid", "--cgroup", "--uts", "--ipc")
 _MODULE: Final = "aerostat_testing.kubernetes.nodes.keeper"
 

@@ -31,7 +31,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def separate(disk: Path, *, shown: Mapping[str, Path]) -> None:
-    """`disk`: the machine's `var` and `tmp`, which stay. `shown`: folders of the host by where they are to be seen, under `/run`."""
+    """`disk`: the machine's `var` and `tmp`, which stay. `shown`: folders of the host by where they are seen, under `/run` or `/var`."""
     held = {place: os.open(path, os.O_PATH) for place, path in {"/var": disk / "var", "/tmp": disk / "tmp", **shown}.items()}
     _mount("tmpfs", "/run", kind="tmpfs", options="mode=755")
     _mount("tmpfs", "/dev/shm", kind="tmpfs", options="mode=1777")

@@ -11,7 +11,7 @@ from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.nodes import network
 from aerostat_testing.kubernetes.nodes.control_plane import DOMAIN, ControlPlane
 from aerostat_testing.kubernetes.nodes.init import Boot, Program
-from aerostat_testing.kubernetes.nodes.keeper import DISK
+from aerostat_testing.kubernetes.nodes.keeper import DISK, LOGS
 from aerostat_testing.kubernetes.nodes.oci import PAUSE
 
 SOCKET: Final = "/run/containerd/containerd.sock"
@@ -30,8 +30,8 @@ def user(name: str) -> str:
 def prepare(folder: Path, number: int, plane: ControlPlane) -> None:
     """Write the settings into the node's disk; what else is there stays."""
     disk = folder / DISK
-    for path in ("var/log/pods", "var/lib/kubelet", "var/tmp", "tmp"):
-        (disk / path).mkdir(parents=True, exist_ok=True)
+    for path in (disk / "var/log", disk / "var/lib/kubelet", disk / "var/tmp", disk / "tmp", folder / LOGS):
+        path.mkdir(parents=True, exist_ok=True)
     for name in ("run", "lock"):
         if not (link := disk / "var" / name).is_symlink():
             link.symlink_to("/run" if name == "run" else "/run/lock")
@@ -48,7 +48,7 @@ def prepare(folder: Path, number: int, plane: ControlPlane) -> None:
 
 
 def boot(folder: Path, number: int, found: NodePrograms) -> Boot:
-    shown = {f"{_SHOWN}/{path.parent.name}": str(path) for path in found.folders}
+    programs = {f"{_SHOWN}/{path.parent.name}": str(path) for path in found.folders}
     kubelet = (
         f"{_SHOWN}/kubernetes-node/kubelet",
         f"--config={_SETTINGS}/kubelet.yaml",
@@ -65,11 +65,11 @@ def boot(folder: Path, number: int, found: NodePrograms) -> Boot:
             Program(name="kubelet", argv=kubelet, needs=IMAGES_ARE_THERE),
             Program(name="kube-proxy", argv=proxy),
         ),
-        path=":".join([*shown, _HOST_PATH]),
+        path=":".join([*programs, _HOST_PATH]),
         logs="/var/log",
         held=f"{_SETTINGS}/held",
         disk=str(folder / DISK),
-        shown=shown,
+        shown={"/var/log": str(folder / LOGS), **programs},
     )
 
 
