@@ -49,7 +49,7 @@ def _cell(resource: Resource, column: Column, now: Seconds) -> str:
         return NONE
     if column.type == "date":
         return age(values[0], now=now)
-    return ",".join(_text(value) for value in values)
+    return _text(values[0])
 
 
 def _text(value: Any) -> str:

@@ -18,7 +18,6 @@ MODEL = {
     [
         (".metadata.name", ["m"]),
         ('.status.conditions[?(@.type=="Ready")].status', ["True"]),
-        (".spec.models[*].name", ["a", "b"]),
         (".spec.models[1].name", ["b"]),
         (".spec.models[7].name", []),
         (".status.absent.deeper", []),
@@ -31,7 +30,7 @@ def test_paths_find_what_kubectl_finds(path: str, expected: list[str]) -> None:
     assert find(MODEL, path) == expected
 
 
-@pytest.mark.parametrize("path", ["..name", ".a[?(@.n>1)]", "name", ".a[-1]"])
+@pytest.mark.parametrize("path", ["..name", ".a[?(@.n>1)]", "name", ".a[-1]", ".spec.models[*].name"])
 def test_what_is_not_understood_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="is not understood"):
         find(MODEL, path)

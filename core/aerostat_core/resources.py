@@ -4,8 +4,8 @@ Objects that come in passed the schema and have its defaults, so a missing requi
 (KeyError), not bad input. What a schema cannot say is checked by whoever reconciles.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from aerostat_core.defaults import HOLD_BUDGET_IN_TTFT, HOLD_BUDGET_MAX
 from aerostat_core.ids import InstanceName, ModelName, NamespacedName, NodeName, PoolName
@@ -40,6 +40,7 @@ Resource = dict[str, Any]
 
 # A model without an SLO is served best effort; these targets only weigh its demand and bound how long a call is held.
 BEST_EFFORT = SloTargets(ttft=10.0, tpot=1.0, hold_budget=HOLD_BUDGET_MAX)
+_SUMMARIZED: Final = 6  # models that a table names of one instance
 
 
 def name_of(resource: Mapping[str, Any]) -> NamespacedName:
@@ -253,10 +254,17 @@ def instance_status_resource(status: InstanceStatus, devices: tuple[Resource, ..
         "agentEpoch": status.agent_epoch,
         "heartbeat": status.heartbeat,
         "agentAddress": status.agent_address,
+        "summary": _summary(status.models),
         "devices": list(devices),
         "models": [_model_status_resource(m) for m in status.models],
         "conditions": [condition_resource(c) for c in status.conditions],
     }
+
+
+def _summary(models: Sequence[InstanceModelStatus]) -> str:
+    """Tables show one string: a server prints no more than the first of several values."""
+    named = [f"{m.name} {m.state.value}" for m in models[:_SUMMARIZED]]
+    return ", ".join(named + [f"{len(models) - _SUMMARIZED} more"] * (len(models) > _SUMMARIZED))
 
 
 def _model_status_resource(m: InstanceModelStatus) -> Resource:

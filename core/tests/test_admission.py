@@ -40,6 +40,7 @@ STATUS: dict[Kind, Resource] = {
         "agentEpoch": 1,
         "heartbeat": NOW,
         "agentAddress": "127.0.0.1:7000",
+        "summary": "m Open",
         "devices": [{"uuid": "cpu-0", "bytes": 4096, "health": "Healthy"}],
         "models": [
             {

@@ -115,8 +115,8 @@ def a_changed_model_is_served_as_it_is_declared(served: Served, tiny_models: Map
     changed = model("sleeper", tiny_models["qwen3"], source=private_source(served), servedName="renamed")
     served.write("sleeper.yaml", changed)
     wait_for(lambda: post(served.url, {"model": "sleeper", "messages": HELLO}).status_code == httpx.codes.NOT_FOUND, "the old name is gone")
-    assert chat(served.url, "renamed", HELLO).text
     served.wait_ready("sleeper")
+    assert chat(served.url, "renamed", HELLO).route != "wake", "Ready is said of what is declared now, not of what ran before"
     assert "model.safetensors" in hub.fetched()
     assert TOKEN not in served.said + served.logs(n_bytes=1 << 20) + str(served.objects(Kind.INSTANCE)) + str(served.objects(Kind.MODEL))
 

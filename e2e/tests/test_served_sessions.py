@@ -208,7 +208,9 @@ def test_the_commands_show_what_runs(served: Served) -> None:
     models = served.table("models")
     assert models[0][:4] == ["NAME", "READY", "POOL", "STATE"]
     assert [line[:4] for line in models[1:]] == [["llama", "True", "cpu", "Open"], ["qwen", "True", "cpu", "Open"]]
-    assert f"cpu-{served.node}-0" in served.table("instances")[1]
+    instance = served.table("instances")[1]
+    assert instance[:4] == [f"cpu-{served.node}-0", "True", "cpu", served.node]
+    assert instance[4:8] == ["llama", "Open,", "qwen", "Open"]
     assert "Cold" in served.table("pools")[1]
     assert "5s" in served.table("slos")[1]
     chat(served.url, "qwen", [{"role": "user", "content": "hi"}], session="shown")

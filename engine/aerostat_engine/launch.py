@@ -26,6 +26,7 @@ LAUNCH_ENV = "AEROSTAT_ENGINE_LAUNCH"
 _MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_SOCKET_NAME = "tmpxxxxxxxx"
 _DEFAULT_FLAGS = {"chunked-prefill-size": "512"}
+_USERS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # for fetching weights; the code of a model has no business with them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -79,6 +80,8 @@ def prepare_environment(spec: EngineLaunch, environ: MutableMapping[str, str]) -
         tmp.mkdir(parents=True, mode=0o700)
     except OSError as error:
         raise SettingError(f"cannot use run_dir {spec.run_dir}: {error}") from error
+    for token in _USERS_TOKENS:
+        environ.pop(token, None)
     environ.update(
         {
             LAUNCH_ENV: spec.to_json(),

@@ -64,6 +64,13 @@ def test_temporary_files_stay_in_the_run_folder_and_those_of_an_earlier_run_go(t
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_an_engine_has_no_token_of_who_fetched_its_weights(tmp_path: Path) -> None:
+    environ = {"HF_TOKEN": "secret", "HUGGING_FACE_HUB_TOKEN": "secret", "PATH": "/bin"}
+    launch.prepare_environment(spec_in(tmp_path), environ)
+    assert "secret" not in environ.values()
+    assert environ["PATH"] == "/bin"
+
+
 def test_a_run_folder_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="too long for Unix sockets"):
         launch.prepare_environment(spec_in(tmp_path / ("x" * 90)), {})

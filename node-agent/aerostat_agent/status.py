@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from aerostat_agent.node import Node, Transition
-from aerostat_agent.policy.engines import Verdict
+from aerostat_agent.node import LiveEngine, Node, Transition
+from aerostat_agent.policy.engines import Verdict, fingerprint
 from aerostat_agent.policy.tracks import EngineKey
 from aerostat_core.defaults import STATUS_FIGURES_EVERY, STATUS_STATE_AT_MOST_EVERY
 from aerostat_core.errors import AerostatError
@@ -101,7 +101,7 @@ def instance_status(node: Node, spec: InstanceSpec, agent_address: str, wall: st
     """`wall` is RFC 3339. Models that the spec has no more are there while their engines are."""
     models = {m.name: m for m in spec.models}
     keys = sorted({EngineKey(spec.name, name) for name in models} | {key for key in node.tracks if key.instance == spec.name})
-    statuses = tuple(_model_status(node, key, models.get(key.model)) for key in keys)
+    statuses = tuple(_model_status(node, spec, key, models.get(key.model)) for key in keys)
     ready = _ready(spec, {s.name: s for s in statuses})
     old = next((c for c in before.conditions if c.type == ready.type), None) if before is not None else None
     ready = replace(ready, last_transition_time=old.last_transition_time if old is not None and old.status == ready.status else wall)
@@ -116,15 +116,14 @@ def instance_status(node: Node, spec: InstanceSpec, agent_address: str, wall: st
     )
 
 
-def _model_status(node: Node, key: EngineKey, model: InstanceModel | None) -> InstanceModelStatus:
+def _model_status(node: Node, spec: InstanceSpec, key: EngineKey, model: InstanceModel | None) -> InstanceModelStatus:
     verdict = node.verdicts.get(key, Verdict(state=EngineState.ABSENT, reason="NotPlanned"))
     engine, figures, track = node.engines.get(key), node.figures_of(key), node.tracks.get(key)
     now = node.clock.monotonic()
-    runs_older = engine is not None and (model is None or verdict.state is EngineState.DRAINING)
     hello = engine.hello if engine is not None else None
     return InstanceModelStatus(
         name=key.model,
-        generation=engine.note.generation if engine is not None and runs_older else model.generation if model is not None else 0,
+        generation=_generation(spec, model, engine),
         state=verdict.state,
         reason=verdict.reason,
         message=verdict.message,
@@ -137,6 +136,14 @@ def _model_status(node: Node, key: EngineKey, model: InstanceModel | None) -> In
         attainment=figures.calls.attainment(model.slo, now) if model is not None else None,
         restarts=track.attempts.n_failures if track is not None else 0,
     )
+
+
+def _generation(spec: InstanceSpec, model: InstanceModel | None, engine: LiveEngine | None) -> int:
+    """Of the model as it runs: an engine of an earlier declaration says so until it is replaced. 0 where nothing says which."""
+    declared = model.generation if model is not None else 0
+    if engine is None or (model is not None and engine.note.fingerprint == fingerprint(spec, model)):
+        return declared
+    return engine.note.generation if engine.note.generation != declared else 0
 
 
 def _ready(spec: InstanceSpec, statuses: dict[ModelName, InstanceModelStatus]) -> Condition:

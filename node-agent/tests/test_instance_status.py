@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from aerostat_agent.engine_events import Finished
+from aerostat_agent.policy.engines import DRAIN_GRACE
 from aerostat_agent.reconcile import follow_instances
-from aerostat_agent.status import StatusWriter
+from aerostat_agent.status import StatusWriter, instance_status
 from aerostat_core.defaults import RESTART_DELAYS, STATUS_FIGURES_EVERY, STATUS_STATE_AT_MOST_EVERY
 from aerostat_core.ids import SessionKey
-from aerostat_core.resources import parse_instance_status
+from aerostat_core.resources import parse_instance, parse_instance_status
 from aerostat_core.specs import EngineState, InstanceStatus
 from aerostat_runtime.cluster.port import Kind
 from aerostat_testing.agent_fakes import INSTANCE, AgentRig, RecordingCluster, instance_resource, key, settle
@@ -89,6 +90,31 @@ async def test_figures_alone_are_written_with_the_slow_heartbeat(tmp_path: Path)
         assert model.ttft_p95 == 0.35
         assert model.attainment == 1.0
         assert model.reserve_bytes is None, "nobody measured it"
+
+
+async def test_what_runs_of_an_earlier_declaration_says_so_from_the_moment_on_in_which_another_is_declared(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(parse_instance(instance_resource(URI, "a")))
+
+    def told() -> tuple[int, EngineState]:
+        (model,) = instance_status(rig.node, rig.node.specs[INSTANCE], "127.0.0.1:7", "2026-01-01T00:00:00Z", None).models
+        return model.generation, model.state
+
+    async with rig.running():
+        first = await rig.open("a")
+        assert told() == (1, EngineState.OPEN)
+        same = instance_resource(URI, "a")
+        same["spec"]["models"][0] |= {"generation": 2, "slo": {"ttft": "9s", "tpot": "100ms", "holdBudget": "10s"}}
+        rig.node.declare(parse_instance(same))
+        assert told() == (2, EngineState.OPEN), "the same engine serves both"
+        other = instance_resource(URI, "a", kv="2Mi")
+        other["spec"]["models"][0]["generation"] = 3
+        rig.node.declare(parse_instance(other))
+        assert told() == (1, EngineState.OPEN)
+        await rig.started("a", after=first.epoch, limit=DRAIN_GRACE + 10)
+        assert rig.hello("a") == ""
+        await settle()
+        assert told() == (3, EngineState.OPEN)
 
 
 async def test_a_failing_engine_is_noted_once_and_not_per_retry(tmp_path: Path) -> None:

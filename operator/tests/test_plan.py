@@ -263,6 +263,21 @@ def test_a_change_of_replicas_or_slo_restarts_no_engine() -> None:
     assert cond(decided, "m", "Progressing").reason == "Updating"
 
 
+def test_a_model_whose_earlier_declaration_still_serves_is_available_and_not_ready() -> None:
+    cell = Cell()
+    cell.pool()
+    cell.model("m")
+    cell.settle()
+    cell.model("m", kv="50Mi")
+    for decided in (cell.step(), cell.step()):
+        assert cond(decided, "m", "Available").status == "True"
+        ready = cond(decided, "m", "Ready")
+        assert (ready.status, ready.reason, ready.observed_generation) == ("False", "Updating", 2)
+        assert "generation 2 does not run yet on cpu-node1-0" in ready.message
+    cell.agents()
+    assert cond(cell.step(), "m", "Ready").status == "True"
+
+
 def test_a_model_that_sleeps_is_ready_and_available() -> None:
     cell = Cell()
     cell.pool()

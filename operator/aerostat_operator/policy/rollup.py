@@ -105,7 +105,7 @@ def _loaded(facts: ModelFacts) -> Condition | None:
     if not facts.replicas or facts.sleeps:
         return None
     needed = max(facts.model.min_replicas, 1)
-    n_loaded = sum(r.state in (EngineState.OPEN, EngineState.CLOSED) for r in facts.replicas)
+    n_loaded = sum(r.current and r.state in (EngineState.OPEN, EngineState.CLOSED) for r in facts.replicas)
     if n_loaded >= needed:
         return condition("Loaded", True, "Loaded", f"the weights are there on {n_loaded} of {needed}")
     if (failed := _failed(facts)) is not None:
@@ -114,6 +114,9 @@ def _loaded(facts: ModelFacts) -> Condition | None:
         if r.report is not None and r.state is EngineState.STARTING:
             what = r.report.progress or r.report.message or "the engine is starting"
             return condition("Loaded", False, r.report.reason or "Starting", f"{r.instance}: {what}")
+    older = ", ".join(r.instance for r in facts.replicas if r.state is EngineState.OPEN and not r.current)
+    if older:
+        return condition("Loaded", False, "Updating", f"generation {facts.model.generation} does not run yet on {older}")
     waits = ", ".join(r.instance for r in facts.replicas if r.state is not EngineState.OPEN)
     return condition("Loaded", False, "Pending", f"its agent has not started it yet on {waits}")
 
