@@ -31,6 +31,7 @@ END_LIMIT: Final[Seconds] = 60.0
 COMMAND_LIMIT: Final[Seconds] = 60.0
 IMPORT_LIMIT: Final[Seconds] = 900.0
 PLANE: Final = "control-plane"
+_ASK_EVERY: Final[Seconds] = 0.2
 _DEPTH: Final = 2  # unshare lies between what starts a machine and the machine's first process
 
 Say = Callable[[str], None]
@@ -65,7 +66,7 @@ class Nodes:
         keeper.sweep()
         if not (was_running := self.is_running):
             self.end()  # what is left of another one in this folder
-        off = [name for name in self._names() if self.machine(name).first is None]
+        off = [name for name in self.names if self.machine(name).first is None]
         try:
             if not was_running:
                 self._start_control_plane()
@@ -116,7 +117,7 @@ class Nodes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._names())
+        return tuple(f"node{number}" for number in range(1, self.n_nodes + 1))
 
     @property
     def kubeconfig(self) -> Path:
@@ -168,11 +169,12 @@ class Nodes:
         with self._images.open("a") as known:
             known.write(f"{archive.stat().st_mtime_ns} {archive.resolve()}\n")
         with ThreadPoolExecutor() as threads:
-            list(threads.map(self._import_images, (name for name in self._names() if self.machine(name).first)))
+            list(threads.map(self._import_images, (name for name in self.names if self.machine(name).first)))
 
     def wait_until_ready(self, *names: str) -> None:
         """Since they were switched on."""
-        wait_for(lambda: self._are_ready(names), f"{', '.join(names)} are ready; see {self.folder}/*/{LOGS}", limit=READY_LIMIT)
+        what = f"{', '.join(names)} are ready; see {self.folder}/*/{LOGS}"
+        wait_for(_unhurried(lambda: self._are_ready(names)), what, limit=READY_LIMIT)
 
     def is_serving(self) -> bool:
         """The API server."""
@@ -186,9 +188,6 @@ class Nodes:
         return self._are_ready([name])
 
     # ------------------------------------------------------------ inside
-
-    def _names(self) -> Iterable[str]:
-        return (f"node{number}" for number in range(1, self.n_nodes + 1))
 
     @property
     def _images(self) -> Path:
@@ -220,7 +219,7 @@ class Nodes:
         boot = Boot(hostname=PLANE, programs=programs, path=os.environ["PATH"], logs=str(logs), held=str(self._held(PLANE)))
         self._plane.boot(boot)
         self._control_plane.kubeconfig(ADMIN, self.kubeconfig)
-        wait_for(self.is_serving, f"the API server is ready; see {logs}", limit=READY_LIMIT)
+        wait_for(_unhurried(self.is_serving), f"the API server is ready; see {logs}", limit=READY_LIMIT)
         self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(self._control_plane.dns_rights()))
         self._control_plane.start_dns()
         self._write_own_images()
@@ -275,6 +274,17 @@ class Nodes:
     def _are_ready(self, names: Iterable[str]) -> bool:
         states = {item["metadata"]["name"]: item["status"].get("conditions", ()) for item in self.get("nodes")["items"]}
         return all(_is_ready_since(self._on_since.get(name, 0.0), states.get(name, ())) for name in names)
+
+
+def _unhurried(probe: Callable[[], bool]) -> Callable[[], bool]:
+    """What is waited for needs the processor more than kubectl does."""
+
+    def asked() -> bool:
+        if not (answer := probe()):
+            time.sleep(_ASK_EVERY)
+        return answer
+
+    return asked
 
 
 def _is_ready_since(moment: float, conditions: Iterable[dict[str, Any]]) -> bool:
