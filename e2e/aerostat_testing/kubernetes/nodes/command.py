@@ -16,7 +16,7 @@ from aerostat_testing.kubernetes.build import BuildError, node_programs
 from aerostat_testing.kubernetes.nodes.cgroups import CgroupError
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
 from aerostat_testing.kubernetes.nodes.network import MAX_NODES
-from aerostat_testing.kubernetes.nodes.requirements import MissingError
+from aerostat_testing.kubernetes.nodes.requirements import MissingError, require
 from aerostat_testing.waiting import NotInTimeError
 
 _SHELL: Final = "/bin/sh"
@@ -28,6 +28,7 @@ def default_folder() -> Path:
 
 def up(folder: Path, n_nodes: int) -> None:
     """Start what does not run yet."""
+    require()  # before the long build
     with _alone(folder):
         nodes = Nodes(folder, node_programs(), n_nodes, say=_say)
         if nodes.is_running:

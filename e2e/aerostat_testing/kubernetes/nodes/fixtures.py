@@ -13,6 +13,7 @@ import pytest
 from aerostat_testing.kubernetes.build import node_programs
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
 from aerostat_testing.kubernetes.nodes.namespace import NodesNamespace
+from aerostat_testing.kubernetes.nodes.requirements import require
 
 FAILURES: Final = Path(".aerostat/failures")  # below the root of the tree
 _FIXTURE: Final = "nodes_namespace"
@@ -22,6 +23,7 @@ _FIXTURE: Final = "nodes_namespace"
 def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Two nodes; their programs are built first where they are missing, and it says so."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
+    require()  # before the long build
     with capture.global_and_fixture_disabled():
         found = node_programs()
     with Nodes(tmp_path_factory.mktemp("nodes"), found) as cluster:
