@@ -10,7 +10,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes cluster-tools cluster-programs cluster-up cluster-shell cluster-image cluster-down bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes cluster-tools cluster-build cluster-up cluster-shell cluster-image cluster-down bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -62,13 +62,13 @@ up-kubernetes: $(READY) ## the same over a Kubernetes API server of its own: it 
 cluster-tools: ## install what nodes need of Debian (as root)
 	@scripts/cluster-tools
 
-cluster-programs: $(READY) ## build what nodes run, once per version, into the same cache
+cluster-build: $(READY) ## build what nodes run, once per version, into the same cache
 	@$(PY) -m aerostat_testing.kubernetes.build --nodes
 
 cluster-up: $(READY) ## a Kubernetes with nodes on this machine, which stays (NODES=2; as root)
 	@$(CLUSTER) up --nodes $(or $(NODES),2)
 
-cluster-shell: $(READY) ## a shell from which kubectl, pods and Services are reached (RUN="kubectl get pods -A": that command instead)
+cluster-shell: $(READY) ## a shell with kubectl and helm, in the network of its pods (RUN="kubectl get pods -A": that command instead)
 	@exec $(CLUSTER) shell $(RUN)
 
 cluster-image: $(READY) ## give all its nodes an image that has no registry (ARCHIVE=image.tar)

@@ -119,7 +119,7 @@ def test_what_nodes_need_is_a_group_of_its_own(go: Path, tmp_path: Path) -> None
     assert found.control_plane == plane
     assert {path.name for path in found.kubernetes.iterdir() if path.is_file()} >= {"kubelet", "kube-proxy", "kube-scheduler"}
     assert not (found.kubernetes / "kube-apiserver").exists()
-    assert n_builds(go) == 2 + 6, "Kubernetes' part for nodes, containerd, runc, the network's plugins, DNS, and the images"
+    assert n_builds(go) == 2 + 7, "Kubernetes' part for nodes, containerd, runc, the network's plugins, DNS, the images, and Helm"
 
 
 def test_without_seccomps_headers_it_says_what_to_run(go: Path, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class NodePrograms:
     cni: Path
     coredns: Path
     images: Path  # static programs that are the only file of an image each
+    helm: Path
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -138,6 +139,7 @@ def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodeP
         cni=made["cni"],
         coredns=made["coredns"],
         images=made["images"],
+        helm=helm(cache=cache, say=say).parent,
     )
 
 

@@ -144,8 +144,8 @@ class Nodes:
         return self.machine(node).command(argv)
 
     def environment(self) -> dict[str, str]:
-        """In which kubectl is the admin."""
-        path = ":".join([str(self.found.control_plane.kubernetes), str(self.found.containerd), os.environ["PATH"]])
+        """In which kubectl and helm are the admin's."""
+        path = ":".join([str(self.found.control_plane.kubernetes), str(self.found.helm), os.environ["PATH"]])
         return os.environ | {"PATH": path, "KUBECONFIG": str(self.kubeconfig)}
 
     def kubectl(self, *arguments: str, stdin: str = "", limit: Seconds = COMMAND_LIMIT) -> str:
