@@ -17,9 +17,10 @@ from aerostat_agent.notes import EngineNote
 from aerostat_agent.policy.settlements import WakeAsked
 from aerostat_agent.policy.tracks import EngineKey, Failure
 from aerostat_agent.reports import EngineReports
-from aerostat_agent.settings import Address, Settings
+from aerostat_agent.settings import Settings
 from aerostat_agent.supervisor import Supervisor
 from aerostat_agent.weights import NOTE, Weights
+from aerostat_core.addresses import Address
 from aerostat_core.ids import Bytes, Epoch, InstanceName, ModelName, NamespacedName, NodeName, PoolName, Seconds, SessionKey
 from aerostat_core.resources import Resource
 from aerostat_core.specs import DeviceKind, InstanceModel, InstanceSpec, ResidencyFloor, Sharing, SloTargets

@@ -7,7 +7,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from aerostat_agent.settings import Address
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 
 

@@ -1,7 +1,6 @@
 """The agent's settings: made once of its arguments, frozen, passed in."""
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,29 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import NodeName, Seconds
 
-_ADDRESS: Final = re.compile(r"(?:(?P<host>[^][:]+)|\[(?P<bracketed>[^][]+)\]):(?P<port>[0-9]+)")
 _LAUNCHER: Final = (sys.executable, "-m", "aerostat_engine.launch")
 _PREPARER: Final = (sys.executable, "-m", "aerostat_engine.prepare")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int  # 0: the kernel chooses
-
-    @classmethod
-    def parse(cls, text: str, flag: str) -> "Address":
-        """An IPv6 address is in brackets; any other host may be. Raises SettingError that names the flag."""
-        match = _ADDRESS.fullmatch(text)
-        if match is None or int(match["port"]) > 65535:
-            raise SettingError(f"{flag} must be HOST:PORT, an IPv6 address in brackets, got {text!r}")
-        return cls(match["host"] or match["bracketed"], int(match["port"]))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from aerostat.v1 import telemetry_pb2_grpc as rpc
 from aerostat_agent import wire
 from aerostat_agent.node import Node
 from aerostat_agent.publisher import Publisher
-from aerostat_agent.settings import Address
 from aerostat_agent.wakes import wake
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import LeaseId, Seconds, SessionKey
 

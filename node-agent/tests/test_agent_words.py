@@ -15,8 +15,9 @@ from aerostat_agent.policy.figures import RATE_WINDOW, Figures, Rate
 from aerostat_agent.policy.memory import Footprint
 from aerostat_agent.policy.tracks import Failure
 from aerostat_agent.probe import judge
-from aerostat_agent.settings import Address, parse_settings
+from aerostat_agent.settings import parse_settings
 from aerostat_agent.weights import progress_text, read_outcome
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_testing.agent_fakes import MODEL_FACTS
 
@@ -167,19 +168,6 @@ def test_the_cost_of_opening_is_measured_and_a_queue_is_predicted_from_the_profi
     figures.profile = figures.profile.observe_prefill(64, 0.64).observe_decode(2, 0.1)
     assert figures.queue_seconds(running=0, waiting_tokens=0) == 0.0
     assert figures.queue_seconds(running=2, waiting_tokens=64) == pytest.approx(0.74)
-
-
-@pytest.mark.parametrize(
-    ("given", "host", "told"),
-    [
-        ("10.0.0.7:9700", "10.0.0.7", "10.0.0.7:9700"),
-        ("[10.0.0.7]:9700", "10.0.0.7", "10.0.0.7:9700"),  # where the family is not known, both are in brackets
-        ("[fd00::7]:9700", "fd00::7", "[fd00::7]:9700"),
-    ],
-)
-def test_an_address_is_told_as_clients_dial_it(given: str, host: str, told: str) -> None:
-    address = Address.parse(given, "--telemetry-listen")
-    assert (address.host, address.port, str(address)) == (host, 9700, told)
 
 
 def test_settings_name_what_to_set(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from aerostat_agent.policy.memory import Footprint
 from aerostat_agent.ports import free_port
 from aerostat_agent.probe import HttpProber
 from aerostat_agent.publisher import Publisher
-from aerostat_agent.settings import Address
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_testing.agent_fakes import AgentRig, instance_model, instance_spec
 from aerostat_testing.agent_processes import telemetry_of

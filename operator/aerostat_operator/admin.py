@@ -7,15 +7,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 
 Why = Callable[[], str | None]  # None: all is well
 
 
 @asynccontextmanager
-async def serving(
-    listen: tuple[str, int], metrics: Callable[[], CollectorRegistry], why_sick: Why, why_not_ready: Why
-) -> AsyncIterator[int]:
+async def serving(listen: Address, metrics: Callable[[], CollectorRegistry], why_sick: Why, why_not_ready: Why) -> AsyncIterator[int]:
     """Serves while entered; gives the real port. Raises SettingError when it cannot listen there."""
 
     async def page(_: web.Request) -> web.Response:
@@ -32,11 +31,11 @@ async def serving(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, *listen)
+        site = web.TCPSite(runner, listen.host, listen.port)
         try:
             await site.start()
         except OSError as error:
-            raise SettingError(f"cannot listen on {listen[0]}:{listen[1]}: {error}; set --listen to a free address") from error
+            raise SettingError(f"cannot listen on {listen}: {error}; set {listen.flag} to a free address") from error
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

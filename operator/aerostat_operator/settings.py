@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from aerostat_core.addresses import Address
 from aerostat_core.defaults import STATUS_FIGURES_EVERY
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import NamespacedName, Seconds
@@ -20,7 +21,7 @@ class Settings:
     target: Target
     lease: NamespacedName
     identity: str
-    listen: tuple[str, int]
+    listen: Address
     url: str = ""
     timing: Timing = field(default_factory=Timing)
     resync: Seconds = STATUS_FIGURES_EVERY
@@ -43,7 +44,7 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         target=Target.parse(rest),
         lease=_namespaced(given.lease),
         identity=given.identity or f"{socket.gethostname()}_{secrets.token_hex(4)}",
-        listen=_address(given.listen),
+        listen=Address.parse(given.listen, "--listen"),
         url=given.url,
         timing=timing,
         log_level=given.log_level,
@@ -69,10 +70,3 @@ def _namespaced(text: str) -> NamespacedName:
     if not namespace or not name or "/" in name:
         raise SettingError(f"--lease takes NAMESPACE/NAME, got {text!r}")
     return NamespacedName(namespace, name)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingError(f"--listen takes HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)

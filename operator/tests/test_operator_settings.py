@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import NamespacedName
 from aerostat_operator.settings import parse_settings
@@ -15,7 +16,7 @@ def test_a_replica_needs_a_lease_and_gets_a_name_of_its_own() -> None:
     one, other = parse_settings(["--lease", "aerostat/operator"]), parse_settings(["--lease", "aerostat/operator"])
     assert one.lease == NamespacedName("aerostat", "operator")
     assert one.identity != other.identity
-    assert one.listen == ("127.0.0.1", 8085)
+    assert one.listen == Address("127.0.0.1", 8085)
     with pytest.raises(SystemExit):
         parse_settings([])
 

@@ -9,6 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from aerostat.v1 import telemetry_pb2 as pb
+from aerostat_core.addresses import Address
 from aerostat_core.clock import Clock
 from aerostat_core.defaults import HEARTBEAT
 from aerostat_core.errors import SettingError
@@ -78,9 +79,9 @@ class RouterApp:
 
         Raises SettingError. What was started by then is `stop`'s to end.
         """
-        listen, grpc_listen, admin_listen = self._settings.listen, self._settings.grpc_listen, self._settings.admin_listen
-        self.admin_port = await self._start_admin(admin_listen.host, admin_listen.port, admin_listen.flag)
-        self.grpc_port = await self.grpc.start(grpc_listen)
+        listen = self._settings.listen
+        self.admin_port = await self._start_admin(self._settings.admin_listen)
+        self.grpc_port = await self.grpc.start(self._settings.grpc_listen)
         self.http_port = await self.http.start(ListenSettings(host=listen.host, port=listen.port, setting=listen.flag))
         for kind in WATCHED:
             self._run(self._watch(kind), f"watch {kind.value}")
@@ -161,7 +162,7 @@ class RouterApp:
                 was_ready = is_ready
             await asyncio.sleep(HEARTBEAT)
 
-    async def _start_admin(self, host: str, port: int, flag: str) -> int:
+    async def _start_admin(self, listen: Address) -> int:
         admin = Admin(
             router=self._settings.name,
             catalog=self.catalog,
@@ -174,11 +175,11 @@ class RouterApp:
         self.metrics.registry.register(FleetCollector(self.fleet, self._clock.monotonic))
         self._admin = web.AppRunner(admin.app(), access_log=None, shutdown_timeout=1)
         await self._admin.setup()
-        site = web.TCPSite(self._admin, host, port)
+        site = web.TCPSite(self._admin, listen.host, listen.port)
         try:
             await site.start()
         except OSError as refused:
-            raise SettingError(f"cannot listen on {host}:{port} ({refused.strerror}). Choose another {flag}.") from refused
+            raise SettingError(f"cannot listen on {listen} ({refused.strerror}). Choose another {listen.flag}.") from refused
         return int(self._admin.addresses[0][1])
 
 

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from aerostat.v1 import inference_pb2 as pb
 from aerostat.v1 import inference_pb2_grpc
+from aerostat_core.addresses import Address
 from aerostat_core.api_errors import ApiError
 from aerostat_core.errors import SettingError
 from aerostat_router.calls import Target
@@ -21,7 +22,6 @@ from aerostat_router.catalog import Catalog
 from aerostat_router.engine_request import read_usage
 from aerostat_router.grpc_call import Event, GrpcCalls
 from aerostat_router.request_body import Api, RejectedError
-from aerostat_router.settings import Listen
 
 _CODES: Final = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -194,7 +194,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
-    async def start(self, listen: Listen) -> int:
+    async def start(self, listen: Address) -> int:
         """Returns the port. Raises SettingError when the address cannot be listened on."""
         try:
             port = self._server.add_insecure_port(str(listen))

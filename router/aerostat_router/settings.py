@@ -5,28 +5,17 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
-    """`flag` is what an error about this address tells the user to change."""
-
-    host: str
-    port: int
-    flag: str
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     cluster: str
-    listen: Listen
-    grpc_listen: Listen
-    admin_listen: Listen
+    listen: Address
+    grpc_listen: Address
+    admin_listen: Address
     name: str  # of this router among its replicas: in lease ids and request ids
     drain: Seconds
     max_body_bytes: int
@@ -56,19 +45,12 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         raise SettingError(f"--max-body-bytes must be 1 or more, got {given.max_body_bytes}")
     return Settings(
         cluster=given.cluster,
-        listen=_listen("--listen", given.listen),
-        grpc_listen=_listen("--grpc-listen", given.grpc_listen),
-        admin_listen=_listen("--admin-listen", given.admin_listen),
+        listen=Address.parse(given.listen, "--listen"),
+        grpc_listen=Address.parse(given.grpc_listen, "--grpc-listen"),
+        admin_listen=Address.parse(given.admin_listen, "--admin-listen"),
         name=name,
         drain=given.drain_seconds,
         max_body_bytes=given.max_body_bytes,
         die_with_parent=given.die_with_parent,
         log_level=given.log_level,
     )
-
-
-def _listen(flag: str, text: str) -> Listen:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise SettingError(f"{flag} takes host:port, for example 127.0.0.1:8080, got {text!r}")
-    return Listen(host=host.strip("[]"), port=int(port), flag=flag)
