@@ -154,8 +154,10 @@ async def measure(report: Report, cache: Path, run_dir: Path, plan: Plan) -> Non
         report.add("cached_prompt_ratio", ratios(cached, cold), baseline={"cold_seconds": min(cold), "cached_seconds": min(cached)})
         progress("engines: prefill done")
         for batch, n_tokens in plan.n_decode.items():
-            pairs = [(await ours.decode_rate(batch, n_tokens), await stock.decode_rate(batch, n_tokens)) for _ in range(plan.runs)]
-            mine, theirs = zip(*pairs, strict=True)
+            mine, theirs = [], []
+            for run in range(plan.runs):
+                mine.append(await ours.decode_rate(batch, n_tokens))
+                theirs.append(await stock.decode_rate(batch, n_tokens))
+                progress(f"engines: decode at batch {batch}, run {run + 1} of {plan.runs}")
             absolute = {f"decode_b{batch}_tokens_per_s": {"ours": max(mine), "stock": max(theirs)}}
             report.add(f"decode_b{batch}_vs_stock", ratios(mine, theirs), baseline=absolute)
-            progress(f"engines: decode at batch {batch} done")
