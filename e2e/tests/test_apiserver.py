@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,14 @@ def test_server_and_client_say_the_version_that_was_built(apiserver: ApiServer) 
     told = json.loads(apiserver.kubectl("version", "--output=json"))
     assert told["serverVersion"]["gitVersion"] == f"v{apiserver.programs.version}"
     assert told["clientVersion"]["gitVersion"] == f"v{apiserver.programs.version}"
+
+
+def test_a_port_that_somebody_took_meanwhile_is_left_to_them(apiserver: ApiServer, tmp_path: Path) -> None:
+    late = ApiServer(tmp_path, apiserver.programs)
+    wanted = late.port
+    with socket.create_server(("127.0.0.1", wanted)), late:
+        assert late.port != wanted
+        assert late.is_ready()
 
 
 def test_all_crds_are_accepted_without_a_warning(apiserver: ApiServer) -> None:

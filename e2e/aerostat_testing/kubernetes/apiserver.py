@@ -7,13 +7,14 @@ nothing collects garbage by owner reference, and a namespace that is deleted sta
 import asyncio
 import json
 import os
+import random
 import secrets
 import signal
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -35,6 +36,8 @@ _KINDS: Final = ("models", "pools", "slos", "instances")
 _API: Final = "/apis/aerostat.dev/v1alpha1"
 # Below what the kernel hands out to outgoing connections, so that a port is still free when its server comes back.
 _PORTS: Final = range(21000, 29000)
+_TRIES: Final = 3
+_IN_USE: Final = "address already in use"
 _CONTROLLERS: Final = "garbage-collector-controller,namespace-controller,serviceaccount-controller"
 
 
@@ -43,8 +46,7 @@ class ApiServer:
 
     def __init__(self, folder: Path, programs: Programs) -> None:
         self.folder, self.programs = folder, programs
-        self.port = _unused_port()
-        self._etcd_port, self._peer_port = _unused_port(), _unused_port()
+        self.port, self._etcd_port, self._peer_port = _unused_ports(3)
         self._token = secrets.token_hex(16)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._client: httpx.Client | None = None
@@ -56,8 +58,7 @@ class ApiServer:
     def __enter__(self) -> Self:
         try:
             self._write_secrets()
-            self._spawn("etcd", self.programs.etcd_server, self._etcd_flags())
-            self.start()
+            self._start_first()
         except BaseException:
             self._end_all()
             raise
@@ -71,6 +72,20 @@ class ApiServer:
             self._end(name, signal.SIGTERM)
         if self._client is not None:
             self._client.close()
+            self._client = None
+
+    def _start_first(self) -> None:
+        """A port that was free may be somebody else's by the time that a server takes it: then on others."""
+        for _ in range(_TRIES):
+            self._spawn("etcd", self.programs.etcd_server, self._etcd_flags())
+            try:
+                return self.start()
+            except AssertionError:
+                if not any(_IN_USE in self._log_end(name) for name in self._processes):
+                    raise
+                self._end_all()
+                self.port, self._etcd_port, self._peer_port = _unused_ports(3)
+        raise AssertionError(f"somebody else took the ports of the API server {_TRIES} times")
 
     # ------------------------------------------------------------ life and death
 
@@ -104,9 +119,11 @@ class ApiServer:
         self._processes["apiserver"].send_signal(signal.SIGCONT)
 
     def is_ready(self) -> bool:
-        process = self._processes.get("apiserver")
-        if process is None or process.poll() is not None:
-            raise AssertionError(f"the API server is not running; {self.folder}/apiserver.log ends:\n{self._log_end()}")
+        """Raises AssertionError when a program of it does not run."""
+        for name in ("etcd", "apiserver"):
+            process = self._processes.get(name)
+            if process is None or process.poll() is not None:
+                raise AssertionError(f"{name} is not running; {self.folder}/{name}.log ends:\n{self._log_end(name)}")
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # its certificate is whole from then on
             return self._http().get("/readyz", timeout=1.0).is_success
@@ -273,8 +290,8 @@ class ApiServer:
             process.kill()
             process.wait(STOP_LIMIT)
 
-    def _log_end(self) -> str:
-        log = self.folder / "apiserver.log"
+    def _log_end(self, name: str) -> str:
+        log = self.folder / f"{name}.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
 
     def _write_kubeconfig(self, name: str, token: str, server: str | None = None, namespace: str | None = None) -> Path:
@@ -293,14 +310,17 @@ class ApiServer:
         return path
 
 
-def _unused_port() -> int:
-    deadline = time.monotonic() + CALL_LIMIT
-    while time.monotonic() < deadline:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as sock:
+def _unused_ports(n: int) -> list[int]:
+    """Different ones."""
+    with ExitStack() as held:
+        ports: list[int] = []
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            sock = held.enter_context(socket.socket())
             try:
                 sock.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
-    raise AssertionError(f"no free port in {_PORTS}")
+            ports.append(port)
+            if len(ports) == n:
+                return ports
+    raise AssertionError(f"no free ports in {_PORTS}")
