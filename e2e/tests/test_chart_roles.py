@@ -58,14 +58,14 @@ def installed(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer
     yield made
     apiserver.clear()
     for node in (HERE, THERE):  # other tests of this server count nodes
-        apiserver.call("DELETE", f"/api/v1/nodes/{node}")
+        apiserver.delete(f"/api/v1/nodes/{node}")
 
 
 @pytest.fixture(params=[False, True], ids=["all-namespaces", "one-namespace"])
 def reading(request: pytest.FixtureRequest, chart: Chart, apiserver: ApiServer) -> Iterator[Installed]:
     """An installation that reads the Secrets of the namespace that is watched, on a node of its own."""
     yield install(chart, apiserver, ELSEWHERE, one_namespace=request.param, reads_secrets=True)
-    apiserver.call("DELETE", f"/api/v1/nodes/{ELSEWHERE}")
+    apiserver.delete(f"/api/v1/nodes/{ELSEWHERE}")
 
 
 def instance(namespace: str, node: str) -> Resource:

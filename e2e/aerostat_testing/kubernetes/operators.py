@@ -109,7 +109,7 @@ def only_node(server: ApiServer, name: str) -> None:
     """`add_node`, and what other tests of this server left goes: a Pool has an Instance of every node, of a lost one too."""
     for node in server.call("GET", "/api/v1/nodes")["items"]:
         if (other := node["metadata"]["name"]) != name:
-            server.call("DELETE", f"/api/v1/nodes/{other}")
+            server.delete(f"/api/v1/nodes/{other}")
     add_node(server, name)
 
 
