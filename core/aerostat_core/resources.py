@@ -205,13 +205,14 @@ def parse_conditions(status: Mapping[str, Any]) -> tuple[Condition, ...]:
 
 
 def condition_resource(c: Condition) -> Resource:
+    """Without a generation where it is not known: `kubectl wait` would wait for ever for one that is too low."""
     return {
         "type": c.type,
         "status": c.status,
         "reason": c.reason,
         "message": c.message,
-        "observedGeneration": c.observed_generation,
         "lastTransitionTime": c.last_transition_time,
+        **({"observedGeneration": c.observed_generation} if c.observed_generation else {}),
     }
 
 

@@ -195,6 +195,12 @@ def test_a_condition_is_read_back_as_it_was_written(condition: Condition) -> Non
     assert (read, read.last_transition_time) == (condition, NOW)
 
 
+def test_a_condition_of_no_known_generation_has_none_since_kubectl_wait_would_wait_for_ever_on_generation_0() -> None:
+    known, unknown = (Condition(type="Ready", status="True", reason="r", message="", observed_generation=n) for n in (3, 0))
+    assert condition_resource(known)["observedGeneration"] == 3
+    assert "observedGeneration" not in condition_resource(unknown)
+
+
 def test_a_placement_is_read_back_as_it_was_written() -> None:
     placement = Placement(instance=InstanceName("i"), node=NodeName("n"), state=EngineState.OPEN)
     written = placement_resource(placement)
