@@ -76,6 +76,7 @@ class Node:
         self.settlements = Settlements()
         self.woken: set[EngineKey] = set()
         self.deleted: set[NamespacedName] = set()  # instances that go with their last engine
+        self.withdrawn: set[NamespacedName] = set()  # for whoever writes statuses: the next Instance of that name has none
         self.lease_counts: Counter[str] = Counter()
         self.sessions = SessionTable()
         self.leases = LeaseTable()
@@ -109,6 +110,7 @@ class Node:
         if (spec := self.specs.get(name)) is not None:
             self.specs[name] = replace(spec, draining=True, models=())
             self.deleted.add(name)
+            self.withdrawn.add(name)
             self.woken = {key for key in self.woken if key.instance != name}
             self.touch()
 

@@ -48,6 +48,8 @@ class StatusWriter:
         changed = self._node.watch()
         while True:
             changed.clear()
+            while self._node.withdrawn:
+                self._written.pop(self._node.withdrawn.pop(), None)
             for spec in tuple(self._node.specs.values()):
                 try:
                     await self._write_if_due(spec)
@@ -62,7 +64,6 @@ class StatusWriter:
 
     async def _write_if_due(self, spec: InstanceSpec) -> None:
         if spec.name in self._node.deleted:
-            self._written.pop(spec.name, None)
             return
         now = self._node.clock.monotonic()
         before = self._written.get(spec.name)
@@ -150,7 +151,8 @@ def _ready(spec: InstanceSpec, statuses: dict[ModelName, InstanceModelStatus]) -
     resident = [statuses[m.name] for m in spec.models if m.resident]
     waiting = next((s for s in resident if s.state is not EngineState.OPEN), None)
     if waiting is not None:
-        return Condition(type="Ready", status="False", reason=waiting.reason, message=f"model {waiting.name}: {waiting.message}")
+        message = f"model {waiting.name}: {waiting.message or waiting.state.value}"
+        return Condition(type="Ready", status="False", reason=waiting.reason, message=message)
     if spec.draining:
         return Condition(type="Ready", status="False", reason="Draining", message="the operator drains this instance")
     return Condition(type="Ready", status="True", reason="AllOpen", message=f"{len(resident)} resident models are open")

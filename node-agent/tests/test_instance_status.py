@@ -149,6 +149,19 @@ async def test_a_deleted_instance_drains_and_its_status_is_left_alone(tmp_path: 
         assert len(cluster.written_at) == n
 
 
+async def test_an_instance_that_is_made_anew_has_a_status_within_seconds_even_if_it_is_the_same_as_the_last_one(tmp_path: Path) -> None:
+    rig, cluster = AgentRig(tmp_path), RecordingCluster(instance_resource(URI, "a"))
+    async with reconciling(rig, cluster):
+        await rig.started("a")
+        await asyncio.sleep(STATUS_FIGURES_EVERY / 10)
+        assert (await latest(cluster)).conditions[0].message == "model a: Starting"
+        await cluster.delete(Kind.INSTANCE, INSTANCE)
+        await settle()
+        await cluster.apply(instance_resource(URI, "a"))
+        await asyncio.sleep(STATUS_FIGURES_EVERY / 10)
+        assert [m.name for m in (await latest(cluster)).models] == ["a"]
+
+
 async def test_instances_of_other_nodes_are_none_of_our_business(tmp_path: Path) -> None:
     rig, cluster = AgentRig(tmp_path), RecordingCluster(instance_resource(URI, "a", node="elsewhere"))
     async with reconciling(rig, cluster):
