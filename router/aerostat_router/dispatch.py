@@ -269,7 +269,7 @@ class Dispatcher:
         if nothing.lack is Lack.FAILED:
             self._refuse(call, api_errors.no_capacity(model.served_name, nothing.detail, retry_after=nothing.retry_after))
             return
-        if nothing.lack is Lack.NO_INSTANCE and (why := self.catalog.why_unplaced(model)) is not None:
+        if nothing.lack in (Lack.NO_INSTANCE, Lack.LEAVING) and (why := self.catalog.why_unplaced(model)) is not None:
             self._refuse(call, api_errors.no_capacity(model.served_name, why, retry_after=30))
             return
         is_full = nothing.lack is Lack.FULL
@@ -322,7 +322,7 @@ class Dispatcher:
         name = call.model.served_name
         if why is not None and why.lack is Lack.FULL:
             return api_errors.saturated(name, retry_after=why.retry_after)
-        if why is not None and why.lack in (Lack.STALE, Lack.NO_INSTANCE):
+        if why is not None and why.lack in (Lack.STALE, Lack.NO_INSTANCE, Lack.LEAVING):
             return api_errors.no_capacity(name, why.detail, retry_after=why.retry_after)
         opening = [c.engine.open_in_seconds or c.engine.open_seconds for c in self.fleet.candidates(call.model.name)]
         return api_errors.model_waking(name, retry_after=max(1.0, min(opening, default=1.0)))

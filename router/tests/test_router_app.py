@@ -455,6 +455,27 @@ async def test_a_declared_model_that_the_operator_cannot_place_says_so() -> None
         assert "TooLarge: 9Gi asked, 1Gi there" in answer.json()["error"]["message"]
 
 
+async def test_a_call_whose_only_node_is_cordoned_is_told_so_at_once_and_not_held_for_an_opening() -> None:
+    async with rig(hold_budget="20s") as r:
+        r.agent.put(instance_state("a", model_state("small", state=pb.ABSENT, epoch=0), draining=True))
+        await r.known(lambda app: app.fleet.candidates(SMALL)[0].engine.is_draining)
+        held = asyncio.create_task(r.chat())
+        await eventually(lambda: r.apps[0].dispatcher.n_held == 1, "it is held until the operator has judged")
+        condition = {
+            "type": "Scheduled",
+            "status": "False",
+            "reason": "NoInstances",
+            "message": "no instance accepts models",
+            "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        await r.cluster.patch_status(Kind.MODEL, SMALL, {"conditions": [condition]})
+        async with asyncio.timeout(10):
+            for answer in (await held, await r.chat()):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
+                assert "NoInstances: no instance accepts models" in answer.json()["error"]["message"]
+
+
 async def test_demand_is_reported_to_the_agents() -> None:
     async with rig() as r:
         await r.chat()

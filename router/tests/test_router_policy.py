@@ -167,6 +167,12 @@ def test_a_closed_model_is_woken_where_it_opens_cheapest_and_a_starting_one_is_w
     assert (waiting.lack, waiting.retry_after) == (Lack.OPENING, 7.0)
 
 
+def test_where_all_instances_drain_nothing_is_being_opened() -> None:
+    nothing = place(CALL, [candidate("a", is_draining=True), candidate("b", state=EngineState.ABSENT, is_draining=True)], {}, SITUATION)
+    assert isinstance(nothing, Nothing)
+    assert nothing.lack is Lack.LEAVING
+
+
 def test_a_new_replica_is_opened_only_when_its_gain_exceeds_its_price() -> None:
     full = candidate("a", running=4, queue_seconds=20.0, max_running=4)
     spare = candidate("b", state=EngineState.PARKED, open_seconds=2.0)
