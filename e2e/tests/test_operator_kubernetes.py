@@ -182,6 +182,23 @@ def test_an_operator_that_was_stopped_too_long_writes_nothing_when_it_goes_on(ap
         wait_for(has_kv(apiserver, namespace, "coder", "256Mi"), "one of them goes on", limit=LIMIT)
 
 
+def test_a_leader_that_may_not_list_is_not_ready_and_names_the_right_until_it_has_it(
+    apiserver: ApiServer, namespace: str, start: Start
+) -> None:
+    apply_quickstart(apiserver, namespace)
+    with start().leading() as first, start().ready() as second:
+        without = [{**rule, "resources": [r for r in rule["resources"] if r != "slos"]} for rule in ROLE]
+        role = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{namespace}-operator"
+        apiserver.call("PATCH", role, {"rules": without}, content_type=MERGE)
+        first.kill()
+        second.leading()
+        wait_for(lambda: "may not list slos" in second.get("/readyz"), "the next leader says which right it lacks", limit=LIMIT)
+        apiserver.call("PATCH", role, {"rules": list(ROLE)}, content_type=MERGE)
+        second.ready()
+        set_kv(apiserver, namespace, "coder", "256Mi")
+        wait_for(has_kv(apiserver, namespace, "coder", "256Mi"), "it goes on", limit=LIMIT)
+
+
 def test_an_api_server_that_restarts_is_waited_for_and_nothing_is_missed(apiserver: ApiServer, namespace: str, start: Start) -> None:
     apply_quickstart(apiserver, namespace)
     with start().leading() as operator:

@@ -42,6 +42,7 @@ class Replica:
         self._reconciler: Reconciler | None = None  # while this replica leads
         self._watch_again = asyncio.Event()
         self._is_stopping = False
+        self._why_blind: str | None = None  # what the server said to the last list that it refused
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Raises PermanentError when the cluster lacks our kinds or refuses us from the start."""
@@ -146,12 +147,15 @@ class Replica:
         """Waits for a server that is away."""
         while True:
             try:
-                return await self._intake.sweep()
+                n_changed = await self._intake.sweep()
+                self._why_blind = None
+                return n_changed
             except TemporaryError as error:
                 _log.warning("cannot list what there is (again in %g s): %s", AGAIN_AFTER, error)
             except PermanentError as error:
                 if not self._mirror.is_synced:
                     raise
+                self._why_blind = str(error)
                 _log.error("cannot list what there is (again in %g s): %s", AGAIN_AFTER, error)
             await asyncio.sleep(AGAIN_AFTER)
 
@@ -172,7 +176,7 @@ class Replica:
         heard_at = self._elector.heard_at
         if heard_at is None or (silence := self._clock.monotonic() - heard_at) > self._settings.timing.duration:
             return "the API server has not answered yet" if heard_at is None else f"the API server has not answered for {silence:.0f} s"
-        return None
+        return self._why_blind
 
     def _shown(self) -> CollectorRegistry:
         self._metrics.show(queue_depth=len(self._queue), is_leading=self._elector.remaining() > 0)
