@@ -99,10 +99,18 @@ def _transitions(kind: Kind, name: NamespacedName, before: tuple[Condition, ...]
         old = find(before, c.type)
         was, holds = old.status if old is not None else None, c.status == "True"
         if c.type == "Ready" and was != c.status and (holds or was == "True"):
-            yield Note(kind=kind, name=name, reason="Ready" if holds else c.reason, message=c.message, warning=not holds)
+            is_warning = not holds and not _is_expected(c, old, after)
+            yield Note(kind=kind, name=name, reason="Ready" if holds else c.reason, message=c.message, warning=is_warning)
         if c.type == "Scheduled" and not holds and (old is None or old.status == "True" or old.reason != c.reason):
             yield Note(kind=kind, name=name, reason=c.reason, message=c.message, warning=True)
         if c.type == "Scheduled" and holds and was != "True":
             yield Note(kind=kind, name=name, reason=c.reason, message=c.message)
         if c.type in ("Stalled", "Conflict") and holds and (was != "True" or (old is not None and old.reason != c.reason)):
             yield Note(kind=kind, name=name, reason=c.reason, message=c.message, warning=True)
+
+
+def _is_expected(ready: Condition, before: Condition | None, after: tuple[Condition, ...]) -> bool:
+    """Not Ready any more, and nothing is wrong: it was edited or taken away, or it slept and is called."""
+    progressing = find(after, "Progressing")
+    is_waking = before is not None and before.reason == "ScaledToZero" and progressing is not None and progressing.status == "True"
+    return is_waking or ready.reason in ("Updating", "Draining")

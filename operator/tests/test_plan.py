@@ -368,6 +368,47 @@ def test_a_cordoned_node_drains_after_its_models_run_elsewhere() -> None:
     assert cond(decided, "m", "Ready").status == "True"
 
 
+def test_a_cordoned_node_that_is_the_only_one_says_where_to_look_and_that_its_engine_ends() -> None:
+    cell = Cell()
+    cell.pool()
+    cell.model("m")
+    cell.settle()
+    cell.node("node1", cordoned=True)
+    cell.step()
+    cell.agents(state="Draining")
+    decided = cell.step()
+    assert cond(decided, "m", "Scheduled").message == "the pool has no instance that accepts models: its own conditions say why"
+    assert cond(decided, "m", "Loaded").message == "its engine ends on cpu-node1-0"
+
+
+def test_a_pool_without_a_node_says_which_labels_it_looks_for() -> None:
+    cell = Cell()
+    cell.pool(nodeSelector={"tier": "hot", "a": "b"})
+    assert cell.step().pools[0].conditions[0].message == "no node has the labels of spec.nodeSelector (a=b,tier=hot)"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "reported", "is_warning"),
+    [
+        (0, {"state": "Starting", "reason": "EngineStarting"}, False),
+        (0, {"state": "Failed", "reason": "SourceNotFound"}, True),
+        (1, {"state": "Draining"}, False),
+        (1, {"state": "Failed", "reason": "EngineFailed"}, True),
+    ],
+)
+def test_a_model_that_is_called_awake_or_taken_away_warns_nobody_and_one_that_fails_does(
+    replicas: int, reported: dict[str, str], is_warning: bool
+) -> None:
+    cell = Cell()
+    cell.pool()
+    cell.model("m", minReplicas=replicas)
+    cell.settle(state="Open" if replicas else "Absent")
+    cell.agents(**reported)
+    before = dict(cell.objects)
+    (write,) = (w for w in writes_of(cell.step(), before) if w.kind is Kind.MODEL)
+    assert write.notes[0].warning is is_warning
+
+
 def test_a_node_that_is_gone_takes_its_instance_along() -> None:
     cell = Cell()
     cell.pool()

@@ -229,7 +229,8 @@ class _Placing:
         accepting = [s.instance for s in self.board.seats if s.accepting]
         without = [i for i in accepting if i not in self.board.seats_of(wish.model)]
         if not accepting:
-            return Missing(reason="NoInstances", message=f"{count}the pool has no instance that accepts models", entitled=entitled)
+            why = "the pool has no instance that accepts models: its own conditions say why"
+            return Missing(reason="NoInstances", message=count + why, entitled=entitled)
         if not without:
             why = "each of the pool's instances has a replica already"
             return Missing(reason="NotEnoughInstances", message=count + why, entitled=entitled)

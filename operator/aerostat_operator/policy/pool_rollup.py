@@ -38,7 +38,9 @@ def _ready(membership: Membership, n_ready: int, silent: Sequence[InstanceName])
     if not membership.nodes:
         if membership.conflicts:
             return condition("Ready", False, "Conflict", "older Pools have all nodes that spec.nodeSelector matches")
-        return condition("Ready", False, "NoNodes", "no node has the labels of spec.nodeSelector")
+        labels = ",".join(f"{key}={value}" for key, value in sorted(pool.node_selector.items()))
+        why = f"no node has the labels of spec.nodeSelector ({labels})" if labels else "there is no node"
+        return condition("Ready", False, "NoNodes", why)
     if not membership.members:
         message = f"no node has {size} devices of kind {pool.devices.kind.value}, which devicesPerInstance asks for"
         return condition("Ready", False, "NoDevices", message)

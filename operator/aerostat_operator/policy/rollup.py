@@ -117,6 +117,9 @@ def _loaded(facts: ModelFacts) -> Condition | None:
     older = ", ".join(r.instance for r in facts.replicas if r.state is EngineState.OPEN and not r.current)
     if older:
         return condition("Loaded", False, "Updating", f"generation {facts.model.generation} does not run yet on {older}")
+    draining = ", ".join(r.instance for r in facts.replicas if r.state is EngineState.DRAINING)
+    if draining:
+        return condition("Loaded", False, "Draining", f"its engine ends on {draining}")
     waits = ", ".join(r.instance for r in facts.replicas if r.state is not EngineState.OPEN)
     return condition("Loaded", False, "Pending", f"its agent has not started it yet on {waits}")
 
