@@ -22,7 +22,8 @@ def main() -> None:
     parser.add_argument("--routers", type=int, default=2, help="replicas of the router (default %(default)s)")
     parser.add_argument("--model-cache", type=Path, default=Path.home() / ".cache/aerostat/models", help="default %(default)s")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for signum in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: whoever starts this in the background has it ignored
+        signal.signal(signum, _interrupt)
     with tempfile.TemporaryDirectory(prefix="aerostat-kubernetes-") as folder:
         try:
             _serve(Path(folder), args)
