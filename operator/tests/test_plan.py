@@ -334,6 +334,8 @@ def test_an_instance_whose_agent_is_silent_is_not_available() -> None:
     decided = cell.step()
     assert cond(decided, "m", "Available").reason == "AgentSilent"
     assert decided.pools[0].instances == "0/1"
+    heard = "0 of 1 instances accept models; nothing is heard from the agents of cpu-node1-0"
+    assert decided.pools[0].conditions[0].message == heard
     assert entries(decided) == {"cpu-node1-0": ["m"]}  # silence alone moves nothing
 
 

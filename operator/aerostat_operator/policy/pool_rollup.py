@@ -50,7 +50,7 @@ def _ready(membership: Membership, n_ready: int, silent: Sequence[InstanceName])
         notes.append(f"nothing is heard from the agents of {', '.join(silent)}")
     away = sorted(m.instance for m in membership.members if m.cordoned or m.lost)
     notes += [f"the node of {i} is cordoned or not ready" for i in away]
-    message = "; ".join([f"{n_ready} of {len(membership.members)} instances are ready", *notes])
+    message = "; ".join([f"{n_ready} of {len(membership.members)} instances accept models", *notes])
     if silent:
         return condition("Ready", False, "AgentSilent", message)
     if n_ready == 0:
