@@ -127,7 +127,7 @@ def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None 
 
 
 def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodePrograms:
-    """All of a cluster with nodes, which are of the latest version: four minutes more, with nothing cached. Raises BuildError."""
+    """All of a cluster with nodes, which are of the latest version: five minutes more, with nothing cached. Raises BuildError."""
     cache, say = cache or default_cache(), say or _say
     plane = programs(LATEST, cache=cache, say=say)
     made = {m.name: _built(m, cache, say) for m in (_kubernetes_node(), _containerd(), _runc(), _cni(), _coredns(), _images())}
