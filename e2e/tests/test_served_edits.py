@@ -61,6 +61,7 @@ def test_the_life_of_a_declaration(
     a_wrong_manifest_takes_nothing_away(served, sleeper)
     a_model_that_cannot_be_served_says_why(served, tiny_models)
     a_changed_model_is_served_as_it_is_declared(served, tiny_models, hub)
+    a_broken_source_takes_nothing_away(served, tiny_models)
     a_deleted_model_is_gone_for_clients(served)
 
     served.remember_family()
@@ -119,6 +120,15 @@ def a_changed_model_is_served_as_it_is_declared(served: Served, tiny_models: Map
     assert chat(served.url, "renamed", HELLO).route != "wake", "Ready is said of what is declared now, not of what ran before"
     assert "model.safetensors" in hub.fetched()
     assert TOKEN not in served.said + served.logs(n_bytes=1 << 20) + str(served.objects(Kind.INSTANCE)) + str(served.objects(Kind.MODEL))
+
+
+def a_broken_source_takes_nothing_away(served: Served, tiny_models: Mapping[str, Path]) -> None:
+    """The engine that serves stays until one of the new declaration can start."""
+    served.write("sleeper.yaml", model("sleeper", tiny_models["llama"] / "nowhere", servedName="renamed"))
+    wait_for(lambda: "nowhere" in served.condition("sleeper")["message"], "the broken path is named", limit=60)
+    assert served.condition("sleeper")["status"] == "False"
+    assert served.condition("sleeper", "Available")["status"] == "True"
+    assert chat(served.url, "renamed", HELLO).text
 
 
 def a_deleted_model_is_gone_for_clients(served: Served) -> None:

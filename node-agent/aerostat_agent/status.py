@@ -24,6 +24,8 @@ from aerostat_runtime.cluster.port import Cluster, Kind, Note
 _log = logging.getLogger(__name__)
 
 Told = tuple[str, bool]  # a reason, and whether it was the last word
+# What a person should look at, where there is something to say of it.
+_WARN_WITH_WORDS: Final = frozenset({EngineState.STARTING, EngineState.ABSENT, EngineState.OPEN})
 _QUIET_REASONS: Final = frozenset({"NotResident", "PreparingWeights", "EngineStarting", "EngineEnded", "Adopted"})
 
 
@@ -93,7 +95,7 @@ def note_of(transition: Transition, noted: Mapping[EngineKey, Told]) -> Note | N
     last = noted.get(key)
     if _told(after) == last or (after.reason in _QUIET_REASONS and (last is not None or after.reason != "EngineStarting")):
         return None
-    is_warning = after.state is EngineState.FAILED or (after.state in (EngineState.STARTING, EngineState.ABSENT) and bool(after.message))
+    is_warning = after.state is EngineState.FAILED or (after.state in _WARN_WITH_WORDS and bool(after.message))
     message = f"model {key.model}: {after.message or after.state.value}"
     return Note(kind=Kind.INSTANCE, name=key.instance, reason=after.reason, message=message, warning=is_warning)
 
@@ -148,8 +150,9 @@ def _generation(spec: InstanceSpec, model: InstanceModel | None, engine: LiveEng
 
 
 def _ready(spec: InstanceSpec, statuses: dict[ModelName, InstanceModelStatus]) -> Condition:
-    resident = [statuses[m.name] for m in spec.models if m.resident]
-    waiting = next((s for s in resident if s.state is not EngineState.OPEN), None)
+    resident = [m for m in spec.models if m.resident]
+    as_declared = {m.name for m in resident if statuses[m.name].generation == m.generation and statuses[m.name].state is EngineState.OPEN}
+    waiting = next((statuses[m.name] for m in resident if m.name not in as_declared), None)
     if waiting is not None:
         message = f"model {waiting.name}: {waiting.message or waiting.state.value}"
         return Condition(type="Ready", status="False", reason=waiting.reason, message=message)

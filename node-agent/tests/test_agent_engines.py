@@ -140,6 +140,35 @@ def test_a_changed_spec_drains_the_old_engine_and_starts_the_new_one_after_its_e
     assert decide(9.0, new, draining.ending(6.0).exited(9.0, CRASH)).actions == (Start(key("a")),)
 
 
+def test_an_engine_serves_on_until_the_one_that_is_declared_in_its_place_can_start() -> None:
+    old, new = instance(model("a")), instance(model("a", uri="file:///other"))
+    track = running("a", old)
+
+    def serves_on(prepared: dict[str, Prepared]) -> tuple[tuple[Action, ...], str, str]:
+        decided = decide(5.0, new, track, prepared=prepared)
+        verdict = decided.verdicts[key("a")]
+        assert verdict.state is EngineState.OPEN
+        return decided.actions, verdict.reason, verdict.message
+
+    assert serves_on({}) == ((Prepare(key("a")),), "PreparingWeights", "")
+    assert serves_on({"a": Prepared(progress="download 1Mi of 2Mi")}) == ((), "PreparingWeights", "download 1Mi of 2Mi")
+    failure = Failure(reason="SourceNotFound", message="/other does not exist")
+    failed = "/other does not exist; what was declared before serves on"
+    assert serves_on({"a": Prepared(failure=failure)}) == ((), "SourceNotFound", failed)
+    actions, reason, message = serves_on({"a": Prepared(footprint=held(CAPACITY + 1))})
+    assert (actions, reason) == ((), "InsufficientMemory")
+    assert f"there are {CAPACITY}" in message, "its own memory is there for the one in its place"
+    assert decide(5.0, new, track, prepared={"a": Prepared(footprint=held(CAPACITY))}).actions == (Drain(key("a")),)
+
+
+def test_an_engine_that_serves_on_is_ended_for_its_own_fault_and_for_being_unwanted() -> None:
+    new, track = instance(model("a", uri="file:///other")), running("a", instance(model("a")))
+    assert decide(5.0, new, replace(track, fault=CRASH), prepared={}).actions == (End(key("a"), CRASH),)
+    assert decide(5.0, instance(), track, prepared={}).actions == (Drain(key("a")),)
+    asleep = instance(model("a", uri="file:///other", resident=False))
+    assert decide(5.0, asleep, track, prepared={}).actions == (Drain(key("a")),)
+
+
 def test_a_change_that_the_engine_does_not_see_leaves_it_running() -> None:
     spec = instance(model("a"))
     moved = instance(replace(spec.models[0], generation=7, slo=SloTargets(ttft=9.0, tpot=9.0, hold_budget=9.0), kv_ceiling_bytes=99))

@@ -128,25 +128,53 @@ def plan(
     actions: list[Action] = []
     verdicts: dict[EngineKey, Verdict] = {}
     by_key = {w.key: w for w in wanted}
-    held: dict[NamespacedName, list[Footprint]] = {name: [] for name in capacities}
+    held: dict[NamespacedName, dict[EngineKey, Footprint]] = {name: {} for name in capacities}
     for track in tracks.values():
         if track.footprint is not None:
-            held.setdefault(track.key.instance, []).append(track.footprint)
-            actions += _end_or_keep(now, track, by_key.get(track.key))
-            verdicts[track.key] = _running_verdict(track, by_key.get(track.key))
+            held.setdefault(track.key.instance, {})[track.key] = track.footprint
+    for track in tracks.values():
+        if track.footprint is None:
+            continue
+        want, ready = by_key.get(track.key), prepared.get(track.key)
+        if want is not None and (stays := _serves_on(want, track, ready, held[track.key.instance], capacities[track.key.instance])):
+            verdicts[track.key] = stays
+            actions += [Prepare(track.key)] if ready is None else []
+        else:
+            actions += _end_or_keep(now, track, want)
+            verdicts[track.key] = _running_verdict(track, want)
     for want in by_key.values():
         track = tracks.get(want.key, Track(key=want.key))
         if track.has_process:
             continue
-        action, verdict = _start_or_wait(now, want, track, prepared.get(want.key), held[want.key.instance], capacities[want.key.instance])
+        others = held[want.key.instance]
+        action, verdict = _start_or_wait(now, want, track, prepared.get(want.key), others.values(), capacities[want.key.instance])
         verdicts[want.key] = verdict
         if action is not None:
             actions.append(action)
         if isinstance(action, Start):
             footprint = prepared[want.key].footprint
             assert footprint is not None, "a start is planned only for what is prepared"
-            held[want.key.instance].append(footprint)
+            others[want.key] = footprint
     return Plan(actions=tuple(actions), verdicts=verdicts)
+
+
+def _serves_on(
+    want: Wanted, track: Track, prepared: Prepared | None, held: Mapping[EngineKey, Footprint], capacity: Bytes
+) -> Verdict | None:
+    """An open engine of an earlier declaration stays until one of the present one can start in its place: why, or None."""
+    if track.phase is not Phase.OPEN or track.fault is not None or not want.is_open or want.fingerprint == track.fingerprint:
+        return None
+    if prepared is None:
+        return Verdict(state=EngineState.OPEN, reason="PreparingWeights")
+    if prepared.failure is not None:
+        reason, why = prepared.failure.reason, prepared.failure.message
+    elif prepared.footprint is None:
+        return Verdict(state=EngineState.OPEN, reason="PreparingWeights", message=prepared.progress)
+    elif (refusal := refuse(prepared.footprint, (f for key, f in held.items() if key != want.key), capacity)) is not None:
+        reason, why = "InsufficientMemory", refusal.message
+    else:
+        return None
+    return Verdict(state=EngineState.OPEN, reason=reason, message=f"{why}; what was declared before serves on")
 
 
 def _end_or_keep(now: Seconds, track: Track, want: Wanted | None) -> list[Action]:
@@ -186,7 +214,7 @@ def _running_verdict(track: Track, want: Wanted | None) -> Verdict:
 
 
 def _start_or_wait(
-    now: Seconds, want: Wanted, track: Track, prepared: Prepared | None, held: list[Footprint], capacity: Bytes
+    now: Seconds, want: Wanted, track: Track, prepared: Prepared | None, held: Iterable[Footprint], capacity: Bytes
 ) -> tuple[Action | None, Verdict]:
     if not want.is_open:
         return None, Verdict(state=EngineState.ABSENT, reason="NotResident", message="opens when it is called")

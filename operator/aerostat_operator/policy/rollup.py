@@ -114,9 +114,11 @@ def _loaded(facts: ModelFacts) -> Condition | None:
         if r.report is not None and r.state is EngineState.STARTING:
             what = r.report.progress or r.report.message or "the engine is starting"
             return condition("Loaded", False, r.report.reason or "Starting", f"{r.instance}: {what}")
-    older = ", ".join(r.instance for r in facts.replicas if r.state is EngineState.OPEN and not r.current)
-    if older:
-        return condition("Loaded", False, "Updating", f"generation {facts.model.generation} does not run yet on {older}")
+    for r in facts.replicas:
+        if r.report is not None and r.state is EngineState.OPEN and not r.current:
+            why = f": {r.report.message}" if r.report.message else ""
+            reason = r.report.reason if why else "Updating"
+            return condition("Loaded", False, reason, f"generation {facts.model.generation} does not run yet on {r.instance}{why}")
     draining = ", ".join(r.instance for r in facts.replicas if r.state is EngineState.DRAINING)
     if draining:
         return condition("Loaded", False, "Draining", f"its engine ends on {draining}")
