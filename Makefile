@@ -77,7 +77,7 @@ cluster-image: $(READY) ## give all its nodes an image that has no registry (ARC
 cluster-down: $(READY) ## end it, and remove what one left that was killed
 	@$(CLUSTER) down
 
-bench-quick: $(READY) ## measure cached prompts, decode speed and the router (QUICK=1: about a minute)
+bench-quick: $(READY) ## measure cached prompts, decode speed and the router (about nine minutes; QUICK=1: fewer runs)
 	@$(PY) e2e/bench/quick.py
 
 clean: ## remove caches and state; .venv and downloaded models stay
