@@ -72,7 +72,7 @@ class Catalog:
         return self._slos.get(model.name.sibling(model.slo), BEST_EFFORT) if model.slo is not None else BEST_EFFORT
 
     def why_unplaced(self, model: Model) -> str | None:
-        """The operator's own words for why no instance may hold it; None while it has not said that."""
+        """The operator's own words for why it is not placed as it is declared; None while it has not said that. It may run all the same."""
         return self._problems.get(model.name)
 
     def lease_ttl(self, instance: NamespacedName) -> Seconds | None:

@@ -12,8 +12,11 @@ from aerostat_router.http.stream_call import FailureKind
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 _CONTEXT = re.compile(r"context length|maximum context|longer than the model", re.IGNORECASE)
-_TRACE = re.compile(r"\s*File \"[^\"]*\", line \d+.*", re.DOTALL)
-"""Where in the engine's code a check failed: FastAPI ends its validation errors with it, and it names folders of the server."""
+_TRACE = re.compile(r"File \"[^\"]*\", line \d+")
+"""Where in the engine's code a check failed: FastAPI ends its validation errors with it, and it names folders of the server.
+
+No repetition before the word: clients write what stands there, and a search must not begin anew at each of their spaces.
+"""
 _TIMEOUTS = (FailureKind.HEAD_TIMEOUT, FailureKind.IDLE_TIMEOUT)
 _MAX_MESSAGE = 2000
 
@@ -40,7 +43,9 @@ def engine_error(model: str, result: Result) -> ApiError:
 
 def _message(body: bytes) -> str:
     """The engine's own words, without where in its code they come from."""
-    return _TRACE.sub("", _words(body))[:_MAX_MESSAGE]
+    words = _words(body)
+    trace = _TRACE.search(words)
+    return (words if trace is None else words[: trace.start()].rstrip())[:_MAX_MESSAGE]
 
 
 def _words(body: bytes) -> str:

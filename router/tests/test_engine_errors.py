@@ -39,6 +39,13 @@ def test_a_validation_error_says_what_is_wrong_and_not_where_in_the_engine(body:
     assert "http_server" not in error.message
 
 
+def test_a_message_of_many_spaces_is_cut_as_any_other() -> None:
+    spaces = " " * (60 << 10)
+    where = 'File "/usr/lib/x.py", line 7, in f'
+    assert engine_error("coder", refused(422, orjson.dumps({"detail": f"input: {spaces}{where}"}))).message == "input:"
+    assert len(engine_error("coder", refused(422, orjson.dumps({"detail": f"input: {spaces}."}))).message) == 2000
+
+
 def test_too_long_a_context_keeps_its_own_word() -> None:
     body = orjson.dumps({"message": "The input is longer than the model's context length (8192 tokens)."})
     assert engine_error("coder", refused(400, body)).code == "context_length_exceeded"

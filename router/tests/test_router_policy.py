@@ -173,6 +173,17 @@ def test_where_all_instances_drain_nothing_is_being_opened() -> None:
     assert nothing.lack is Lack.LEAVING
 
 
+def test_an_engine_that_is_replaced_or_that_just_failed_the_call_is_waited_for() -> None:
+    only = candidate("a")
+    excluded = Situation(
+        now=NOW, ttft=5.0, replica_penalty=lambda instance: 0.0, n_calls=lambda: 0, excluded={(only.engine.instance, only.engine.epoch)}
+    )
+    for candidates, situation in (([only], excluded), ([candidate("a", state=EngineState.DRAINING)], SITUATION)):
+        nothing = place(CALL, candidates, {}, situation)
+        assert isinstance(nothing, Nothing)
+        assert nothing.lack is Lack.OPENING
+
+
 def test_a_new_replica_is_opened_only_when_its_gain_exceeds_its_price() -> None:
     full = candidate("a", running=4, queue_seconds=20.0, max_running=4)
     spare = candidate("b", state=EngineState.PARKED, open_seconds=2.0)
