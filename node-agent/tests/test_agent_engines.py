@@ -161,6 +161,30 @@ def test_an_engine_serves_on_until_the_one_that_is_declared_in_its_place_can_sta
     assert decide(5.0, new, track, prepared={"a": Prepared(footprint=held(CAPACITY))}).actions == (Drain(key("a")),)
 
 
+def test_an_adopted_engine_of_an_earlier_declaration_is_judged_once_it_is_open() -> None:
+    """An agent that comes back knows nothing of what is prepared: a broken source would take the model away."""
+    new, track = instance(model("a", uri="file:///other")), running("a", instance(model("a")), opened=False)
+    adopted = replace(track, may_serve=True)
+    assert decide(5.0, new, adopted, prepared={}).actions == ()
+    assert decide(6.0, new, adopted.opened(5.5), prepared={}).actions == (Prepare(key("a")),)
+    (late,) = decide(60.0, new, adopted, prepared={}).actions
+    assert isinstance(late, End), "and is not waited for longer than any other"
+
+
+def test_two_engines_do_not_leave_for_the_same_bytes() -> None:
+    old = instance(model("a"), model("b"))
+    new = instance(model("a", uri="file:///other"), model("b", uri="file:///other"))
+    tracks = running("a", old), running("b", old)
+    ready = {name: Prepared(footprint=held(55)) for name in "ab"}
+    decided = decide(5.0, new, *tracks, prepared=ready)
+    assert decided.actions == (Drain(key("a")),)
+    assert decided.verdicts[key("b")].reason == "InsufficientMemory"
+    assert decided.verdicts[key("b")].state is EngineState.OPEN
+    later = decide(6.0, new, tracks[1], tracks[0].draining(5.0), prepared=ready)
+    assert later.actions == ()
+    assert later.verdicts[key("b")].state is EngineState.OPEN
+
+
 def test_an_engine_that_serves_on_is_ended_for_its_own_fault_and_for_being_unwanted() -> None:
     new, track = instance(model("a", uri="file:///other")), running("a", instance(model("a")))
     assert decide(5.0, new, replace(track, fault=CRASH), prepared={}).actions == (End(key("a"), CRASH),)

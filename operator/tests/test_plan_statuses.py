@@ -22,7 +22,7 @@ def test_a_model_whose_earlier_declaration_still_serves_is_available_and_not_rea
         assert cond(decided, "m", "Available").status == "True"
         ready = cond(decided, "m", "Ready")
         assert (ready.status, ready.reason, ready.observed_generation) == ("False", "Updating", 2)
-        assert "generation 2 does not run yet on cpu-node1-0" in ready.message
+        assert "what is declared now does not run yet on cpu-node1-0" in ready.message
     cell.agents()
     assert cond(cell.step(), "m", "Ready").status == "True"
 

@@ -5,7 +5,7 @@ Level-triggered: the plan depends on the present alone, so a lost event costs a 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,23 +125,12 @@ def plan(
     capacities: Mapping[NamespacedName, Bytes],
 ) -> Plan:
     """One step. Starts are planned in the order of `wanted`, each against what the ones before it will hold."""
-    actions: list[Action] = []
-    verdicts: dict[EngineKey, Verdict] = {}
     by_key = {w.key: w for w in wanted}
     held: dict[NamespacedName, dict[EngineKey, Footprint]] = {name: {} for name in capacities}
     for track in tracks.values():
         if track.footprint is not None:
             held.setdefault(track.key.instance, {})[track.key] = track.footprint
-    for track in tracks.values():
-        if track.footprint is None:
-            continue
-        want, ready = by_key.get(track.key), prepared.get(track.key)
-        if want is not None and (stays := _serves_on(want, track, ready, held[track.key.instance], capacities[track.key.instance])):
-            verdicts[track.key] = stays
-            actions += [Prepare(track.key)] if ready is None else []
-        else:
-            actions += _end_or_keep(now, track, want)
-            verdicts[track.key] = _running_verdict(track, want)
+    actions, verdicts = _judge_running(now, by_key, [t for t in tracks.values() if t.has_process], prepared, held, capacities)
     for want in by_key.values():
         track = tracks.get(want.key, Track(key=want.key))
         if track.has_process:
@@ -156,6 +145,32 @@ def plan(
             assert footprint is not None, "a start is planned only for what is prepared"
             others[want.key] = footprint
     return Plan(actions=tuple(actions), verdicts=verdicts)
+
+
+def _judge_running(
+    now: Seconds,
+    wanted: Mapping[EngineKey, Wanted],
+    running: Sequence[Track],
+    prepared: Mapping[EngineKey, Prepared],
+    held: Mapping[NamespacedName, Mapping[EngineKey, Footprint]],
+    capacities: Mapping[NamespacedName, Bytes],
+) -> tuple[list[Action], dict[EngineKey, Verdict]]:
+    """What an engine leaves is promised to its successor before the next one is judged: two may not leave for the same bytes."""
+    actions: list[Action] = []
+    verdicts: dict[EngineKey, Verdict] = {}
+    promised = {name: dict(of_instance) for name, of_instance in held.items()}
+    for track in sorted(running, key=lambda t: t.phase is Phase.OPEN):  # those that leave already come first
+        want, ready = wanted.get(track.key), prepared.get(track.key)
+        others = promised[track.key.instance]
+        if want is not None and (stays := _serves_on(want, track, ready, others, capacities[track.key.instance])):
+            verdicts[track.key] = stays
+            actions += [Prepare(track.key)] if ready is None else []
+            continue
+        actions += _end_or_keep(now, track, want)
+        verdicts[track.key] = _running_verdict(track, want)
+        if want is not None and want.is_open and ready is not None and ready.footprint is not None:
+            others[track.key] = max(others[track.key], ready.footprint, key=lambda f: f.total)
+    return actions, verdicts
 
 
 def _serves_on(
@@ -184,6 +199,8 @@ def _end_or_keep(now: Seconds, track: Track, want: Wanted | None) -> list[Action
             return [End(track.key, track.fault)]
         case Phase.STARTING if now >= track.deadline:
             return [End(track.key, Failure(reason="StartTimedOut", message=f"not ready after {track.deadline - track.since:.0f} s"))]
+        case Phase.STARTING if track.may_serve and want is not None and want.is_open:
+            return []  # adopted: whether it stays until its successor can start is judged once it is known to be well
         case Phase.STARTING | Phase.OPEN if not is_wanted:
             return [Drain(track.key) if track.may_serve else End(track.key, None)]
         case Phase.DRAINING:

@@ -118,7 +118,7 @@ def _loaded(facts: ModelFacts) -> Condition | None:
         if r.report is not None and r.state is EngineState.OPEN and not r.current:
             why = f": {r.report.message}" if r.report.message else ""
             reason = r.report.reason if why else "Updating"
-            return condition("Loaded", False, reason, f"generation {facts.model.generation} does not run yet on {r.instance}{why}")
+            return condition("Loaded", False, reason, f"what is declared now does not run yet on {r.instance}{why}")
     draining = ", ".join(r.instance for r in facts.replicas if r.state is EngineState.DRAINING)
     if draining:
         return condition("Loaded", False, "Draining", f"its engine ends on {draining}")
@@ -153,7 +153,7 @@ def _progressing(facts: ModelFacts) -> Condition:
         if r.state in (EngineState.STARTING, EngineState.DRAINING):
             return condition("Progressing", True, r.state.value, f"{r.instance} is {r.state.value.lower()}")
         if not r.current and r.live and not facts.sleeps and r.state is not EngineState.FAILED:
-            return condition("Progressing", True, "Updating", f"{r.instance} does not run generation {facts.model.generation} yet")
+            return condition("Progressing", True, "Updating", f"{r.instance} does not run yet what is declared now")
         if r.resident and r.live and r.state is not EngineState.OPEN and r.state is not EngineState.FAILED:
             return condition("Progressing", True, "Opening", f"{r.instance} is {r.state.value.lower()} and shall be open")
     return condition("Progressing", False, "Settled", "nothing is changing")
