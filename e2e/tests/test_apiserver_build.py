@@ -3,7 +3,9 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,17 @@ def test_other_sources_of_the_same_version_are_built_anew(go: Path, tmp_path: Pa
     assert n_builds(go) == 3
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"linker_flags": "-s"}, {"renamed": {"runc": "other"}}, {"tools": ("example.org/a",)}, {"tags": ""}, {"links_c": False}],
+    ids=lambda change: "-".join(change),
+)
+def test_what_is_built_otherwise_is_not_taken_for_the_same(change: dict[str, Any]) -> None:
+    runc = build._runc()
+    assert replace(runc, **change) != runc
+    assert replace(runc, **change).key != runc.key
+
+
 def test_of_several_that_ask_at_once_one_builds(go: Path, tmp_path: Path) -> None:
     (go / "slow").write_text("0.5")
     command = [sys.executable, "-m", "aerostat_testing.kubernetes.build", "--cache", str(tmp_path / "cache")]
@@ -122,10 +135,20 @@ def test_what_nodes_need_is_a_group_of_its_own(go: Path, tmp_path: Path) -> None
     assert n_builds(go) == 2 + 7, "Kubernetes' part for nodes, containerd, runc, the network's plugins, DNS, the images, and Helm"
 
 
-def test_without_seccomps_headers_it_says_what_to_run(go: Path, tmp_path: Path) -> None:
+def test_without_seccomps_headers_it_says_what_to_run_before_anything_is_built(go: Path, tmp_path: Path) -> None:
     pkg_config(go, finds=False)
     with pytest.raises(BuildError, match="make cluster-tools"):
         node_programs(cache=tmp_path / "cache", say=silent)
+    command = [sys.executable, "-m", "aerostat_testing.kubernetes.build", "--nodes", "--cache", str(tmp_path / "cache")]
+    assert "make cluster-tools" in subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    assert not (go / "builds").exists()
+
+
+def test_what_is_built_already_needs_no_headers(go: Path, tmp_path: Path) -> None:
+    pkg_config(go, finds=True)
+    found = node_programs(cache=tmp_path / "cache", say=silent)
+    pkg_config(go, finds=False)
+    assert node_programs(cache=tmp_path / "cache", say=silent) == found
 
 
 def test_a_failure_says_what_the_compiler_said(go: Path, tmp_path: Path) -> None:

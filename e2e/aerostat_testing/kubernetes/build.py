@@ -86,9 +86,8 @@ class NodePrograms:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """For PATH."""
-        plane = self.control_plane
-        return plane.kubernetes, plane.etcd, self.kubernetes, self.containerd, self.runc, self.cni
+        """For the PATH of a node."""
+        return self.kubernetes, self.containerd, self.runc, self.cni
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +109,10 @@ class _Module:
 
     @property
     def key(self) -> str:
+        """Of all that makes a difference to what is built."""
         sources = [path.read_bytes() for path in sorted(self.source.rglob("*")) if path.is_file()]
-        parts = [*sources, *(text.encode() for text in (GO, self.linker_flags, *self.tools))]
-        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+        settings = (GO, self.linker_flags, sorted(self.renamed.items()), self.tools, self.tags, self.links_c)
+        return hashlib.sha256(b"\0".join([*sources, repr(settings).encode()])).hexdigest()
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -129,8 +129,11 @@ def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None 
 def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodePrograms:
     """All of a cluster with nodes, which are of the latest version: five minutes more, with nothing cached. Raises BuildError."""
     cache, say = cache or default_cache(), say or _say
+    modules = (_kubernetes_node(), _containerd(), _runc(), _cni(), _coredns(), _images())
+    if any(module.links_c and not _is_built(_folder(module, cache), module) for module in modules):
+        _require_c_libraries()  # before the long build
     plane = programs(LATEST, cache=cache, say=say)
-    made = {m.name: _built(m, cache, say) for m in (_kubernetes_node(), _containerd(), _runc(), _cni(), _coredns(), _images())}
+    made = {module.name: _built(module, cache, say) for module in modules}
     return NodePrograms(
         control_plane=plane,
         kubernetes=made["kubernetes-node"],
@@ -148,7 +151,7 @@ def helm(*, cache: Path | None = None, say: Say | None = None) -> Path:
     return _built(_helm(), cache or default_cache(), say or _say) / "helm"
 
 
-def require_c_libraries() -> None:
+def _require_c_libraries() -> None:
     """Raises BuildError where runc cannot be built."""
     try:
         has_seccomp = subprocess.run(["pkg-config", "--exists", "libseccomp"], timeout=10).returncode == 0
@@ -233,8 +236,12 @@ def _required_version(source: Path, module: str) -> str:
     return found[1]
 
 
+def _folder(module: _Module, cache: Path) -> Path:
+    return cache / module.name / module.version
+
+
 def _built(module: _Module, cache: Path, say: Say) -> Path:
-    folder = cache / module.name / module.version
+    folder = _folder(module, cache)
     if not _is_built(folder, module):
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder, module.label, say):
@@ -275,8 +282,6 @@ def _build(module: _Module, folder: Path, say: Say) -> None:
     environment = os.environ | {"GOTOOLCHAIN": GO, "CGO_ENABLED": str(int(module.links_c)), "GOWORK": "off"}
     if shutil.which("go") is None:
         raise BuildError("there is no `go`: install Go 1.21 or later, which fetches the toolchain that is needed by itself")
-    if module.links_c:
-        require_c_libraries()
     say(f"{module.label}: fetching sources")
     total = len(_run(["go", "list", "-deps", *module.packages], module, environment).split())
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as made:
@@ -342,14 +347,14 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help=f"where to put them (default: {CACHE_VARIABLE}, or {default_cache()})")
     parser.add_argument("--nodes", action="store_true", help="what nodes need as well")
     arguments = parser.parse_args()
-    for minor in arguments.minor:
-        try:
+    try:
+        if arguments.nodes:
+            node_programs(cache=arguments.cache)
+        for minor in arguments.minor:
             found, charts = programs(minor, cache=arguments.cache), helm(cache=arguments.cache)
-            if arguments.nodes:
-                node_programs(cache=arguments.cache)
-        except BuildError as error:
-            raise SystemExit(f"kubernetes for tests: {error}") from None
-        _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}, helm in {charts.parent}")
+            _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}, helm in {charts.parent}")
+    except BuildError as error:
+        raise SystemExit(f"kubernetes for tests: {error}") from None
 
 
 if __name__ == "__main__":
