@@ -124,7 +124,7 @@ def from_hub(hub: Hub, cache: ModelCache, report: Reporter, *, with_code: bool) 
         commit = hub.commit()
     except TemporaryError:
         key = source.key(source.revision, with_code=with_code)
-        if source.is_pinned and cache.source(key).is_file() and cache.model(key).is_dir():
+        if source.is_pinned and cache.public_marker(key).is_file() and cache.model(key).is_dir():
             return cache.model(key)
         raise
     key = source.key(commit, with_code=with_code)
@@ -138,7 +138,7 @@ def from_hub(hub: Hub, cache: ModelCache, report: Reporter, *, with_code: bool) 
             read_facts(folder)
             folder.rename(target)
         if not hub.has_token:
-            write_whole(cache.source(key), "anybody")
+            cache.public_marker(key).touch()
     return target
 
 
@@ -177,7 +177,7 @@ def _convert(gguf: Path, sha256: str, cache: ModelCache, report: Reporter) -> Pa
 
 
 def _probe(facts: ModelFacts, dtype: str, cache: ModelCache, report: Reporter, *, trust_remote_code: bool) -> dict[str, Any]:
-    file = cache.probe(facts.fingerprint, dtype)
+    file = cache.probe(facts.fingerprint, dtype, trust_remote_code=trust_remote_code)
     with cache.locked(file.name, lambda: report.step("wait", "another process makes the token probe")):
         if not file.is_file():
             report.step("probe", f"first tokens by transformers in {dtype}, once")

@@ -14,7 +14,7 @@ import pytest
 
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_engine import prepare as prepare_module
-from aerostat_engine.models.cache import ModelCache
+from aerostat_engine.models.cache import ModelCache, write_whole
 from aerostat_engine.models.facts import read_facts
 from aerostat_engine.models.hub import Hub
 from aerostat_engine.models.source import HubSource
@@ -196,6 +196,7 @@ def test_without_network_a_commit_is_not_served_that_was_fetched_with_a_token(hu
     repository = hub.add(NAME, WHOLE, readers={TOKEN})
     commit = repository.revisions["main"]
     folder = fetched(hub, cache, revision=commit, token=TOKEN)
+    write_whole(cache.source(folder.name), "where a source led says nothing about who may have it")
     hub.status = 503
     for token in (None, TOKEN):
         with pytest.raises(TemporaryError):

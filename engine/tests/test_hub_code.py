@@ -38,11 +38,11 @@ def test_code_runs_for_who_trusts_it_and_that_of_another_repository_never(tiny_m
         for name, where in (("org/odd", ""), ("org/elsewhere", "org/code--")):
             hub.add(name, _odd(files_of(tiny_models["llama"]), where), readers={TOKEN})
         hub.add("org/code", {"odd.py": CODE})
-        asked_for = (("org/odd",), ("org/odd", TRUST), ("org/elsewhere", TRUST))
-        runs = [_start(hub, name, tmp_path / str(i), *flags) for i, (name, *flags) in enumerate(asked_for)]
-        distrusted, trusted, elsewhere = map(_outcome, runs)
-        assert "set trustRemoteCode of the Model" in distrusted["error"]["message"]
+        runs = [_start(hub, name, tmp_path / name, TRUST) for name in ("org/odd", "org/elsewhere")]
+        trusted, elsewhere = map(_outcome, runs)
+        distrusted = _outcome(_start(hub, "org/odd", tmp_path / "org/odd"))
         assert trusted["model"]["architecture"] == "OddForCausalLM"
+        assert "set trustRemoteCode of the Model" in distrusted["error"]["message"]
         assert "code of another repository: put them beside its weights" in elsewhere["error"]["message"]
         assert not any(asked.path.startswith("/org/code/") for asked in hub.asked)
 
@@ -57,7 +57,7 @@ def _odd(files: Mapping[str, bytes], where: str) -> Mapping[str, bytes]:
 def _start(hub: LoopbackHub, name: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{name}", "--cache", str(folder / "cache"), *flags]
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -172,7 +172,8 @@ def test_a_prepared_model_is_described_without_loading_it(tmp_path: Path, capsys
     model = folder(tmp_path / "model")
     cache = ModelCache(tmp_path / "cache")
     facts = read_facts(model)
-    write_whole(cache.probe(facts.fingerprint, "float32"), json.dumps({"prompt_ids": [1], "expected_ids": [2], "margin": 3.0}))
+    probe = cache.probe(facts.fingerprint, "float32", trust_remote_code=False)
+    write_whole(probe, json.dumps({"prompt_ids": [1], "expected_ids": [2], "margin": 3.0}))
     assert prepare_module.main(["--uri", f"file://{model}", "--cache", str(tmp_path / "cache"), "--dtype", "float32"]) == 0
     described = json.loads(capsys.readouterr().out.splitlines()[-1])["model"]
     assert described["path"] == str(model)

@@ -22,7 +22,7 @@ class ModelCache:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        for folder in ("downloads", "models", "probes", "locks", "sources"):
+        for folder in ("downloads", "models", "probes", "locks", "sources", "public"):
             (root / folder).mkdir(parents=True, exist_ok=True)
 
     def download(self, key: str) -> Path:
@@ -32,12 +32,17 @@ class ModelCache:
         """Where a whole one lies: by the SHA-256 of the file that it was made of, or by repository and commit."""
         return self._root / "models" / key
 
-    def probe(self, fingerprint: str, dtype: str) -> Path:
-        return self._root / "probes" / f"{fingerprint}-{dtype}.json"
+    def probe(self, fingerprint: str, dtype: str, *, trust_remote_code: bool) -> Path:
+        """Two for a model: making their own tells those who do not trust its code whether it loads without."""
+        return self._root / "probes" / f"{fingerprint}-{dtype}{'-trusted' * trust_remote_code}.json"
 
     def source(self, key: str) -> Path:
         """Remembers which model a fetched source led to, so that it is fetched once."""
         return self._root / "sources" / key
+
+    def public_marker(self, key: str) -> Path:
+        """There for what was fetched without a token: anybody may have it."""
+        return self._root / "public" / key
 
     def holds(self, path: Path) -> bool:
         """Whether it is in here, where each model belongs to those who may fetch it."""
