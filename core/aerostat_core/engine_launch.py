@@ -1,6 +1,7 @@
 """What an agent tells an engine at its start: one JSON object on the command line or in a file, secrets in the environment.
 
 `python -m aerostat_engine.launch SPEC` where SPEC is the JSON itself or a path to it. The exit codes tell whether a restart can help.
+Of the preparer, whose arguments are its own, only the secret is here.
 """
 
 import json
@@ -15,6 +16,10 @@ CALL_KEY_ENV: Final = "AEROSTAT_CALL_KEY"
 """What routers present to call the model."""
 ADMIN_KEY_ENV: Final = "AEROSTAT_ADMIN_KEY"
 """What the agent alone has: everything that is not a call."""
+TOKEN_ENV: Final = "HF_TOKEN"
+"""What the preparer presents to a Hub. An engine needs none."""
+TOKEN_ENVS: Final = (TOKEN_ENV, "HUGGING_FACE_HUB_TOKEN")
+"""Wherever libraries look for a Hub's token: both programs take all of them out of their environment, however they came there."""
 
 EXIT_BAD_SPEC: Final = 64
 """The spec or a key is wrong: a restart changes nothing."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerostat_core.engine_args import to_flags
-from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EXIT_BAD_SPEC, EXIT_PLUGIN_MISSING, EngineLaunch
+from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EXIT_BAD_SPEC, EXIT_PLUGIN_MISSING, TOKEN_ENVS, EngineLaunch
 from aerostat_core.errors import PermanentError, SettingError
 from aerostat_engine.attention import BACKEND_NAME
 from aerostat_engine.plugin import PLATFORM
@@ -26,7 +26,6 @@ LAUNCH_ENV = "AEROSTAT_ENGINE_LAUNCH"
 _MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_SOCKET_NAME = "tmpxxxxxxxx"
 _DEFAULT_FLAGS = {"chunked-prefill-size": "512"}
-_USERS_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # for fetching weights; the code of a model has no business with them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -80,8 +79,8 @@ def prepare_environment(spec: EngineLaunch, environ: MutableMapping[str, str]) -
         tmp.mkdir(parents=True, mode=0o700)
     except OSError as error:
         raise SettingError(f"cannot use run_dir {spec.run_dir}: {error}") from error
-    for token in _USERS_TOKENS:
-        environ.pop(token, None)
+    for name in TOKEN_ENVS:
+        environ.pop(name, None)
     environ.update(
         {
             LAUNCH_ENV: spec.to_json(),

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aerostat_core.engine_launch import TOKEN_ENV, TOKEN_ENVS
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Bytes
 from aerostat_engine.dtypes import serving_dtype, this_cpu
@@ -208,8 +209,14 @@ def _error(error: Exception) -> dict[str, Any]:
 
 
 def take_token(environ: MutableMapping[str, str]) -> str | None:
-    """A Hub's token, which is gone from `environ` afterwards: code that a model brings does not find it there. Raises PermanentError."""
-    token = environ.pop("HF_TOKEN", "").strip()
+    """A Hub's token. No token is in `environ` afterwards, so that no library, child or code of a model comes upon one.
+
+    That is no wall: what a process began with stays in its /proc/PID/environ, which all code that runs as this user can read.
+    Raises PermanentError.
+    """
+    token = environ.get(TOKEN_ENV, "").strip()
+    for name in TOKEN_ENVS:
+        environ.pop(name, None)
     if not token.isascii() or any(not c.isprintable() or c.isspace() for c in token):
         raise PermanentError("TokenInvalid", "the token has characters that no token has: give it as one line of plain text")
     return token or None

@@ -313,7 +313,7 @@ def test_the_process_uses_the_token_of_its_environment_and_no_other(hub: Loopbac
 
 
 def test_a_token_leaves_the_environment_and_is_one_line_of_plain_text() -> None:
-    environment = {"HF_TOKEN": f" {TOKEN}\n", "HOME": "/"}
+    environment = {"HF_TOKEN": f" {TOKEN}\n", "HUGGING_FACE_HUB_TOKEN": "hf_of-somebody-else", "HOME": "/"}
     assert take_token(environment) == TOKEN
     assert environment == {"HOME": "/"}
     assert take_token(environment) is None

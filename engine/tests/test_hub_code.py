@@ -1,4 +1,4 @@
-"""A repository that brings code, prepared by real processes: it runs for who trusts it, and it finds neither a token nor a Hub."""
+"""A repository that brings code, prepared by real processes: it runs for who trusts it, and finds neither a token in its environment nor a Hub."""
 
 import json
 import os
@@ -21,7 +21,7 @@ import os
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-assert "HF_TOKEN" not in os.environ
+assert not os.environ.keys() & {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
 
 
 class OddConfig(LlamaConfig):
@@ -56,7 +56,8 @@ def _odd(files: Mapping[str, bytes], where: str) -> Mapping[str, bytes]:
 
 def _start(hub: LoopbackHub, name: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{name}", "--cache", str(folder / "cache"), *flags]
-    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+    tokens = {"HF_TOKEN": TOKEN, "HUGGING_FACE_HUB_TOKEN": TOKEN}
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0", **tokens}
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

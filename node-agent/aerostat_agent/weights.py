@@ -20,6 +20,7 @@ from aerostat_agent.logtail import last_lines, redact
 from aerostat_agent.notes import PreparedModel, TokenProbe
 from aerostat_agent.policy.tracks import Failure
 from aerostat_core.clock import Clock
+from aerostat_core.engine_launch import TOKEN_ENV
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Epoch, NamespacedName, Seconds
 from aerostat_core.quantities import format_size
@@ -30,7 +31,6 @@ NOTE: Final = b'{"prepare": {}}'
 RETRY_AFTER: Final[Seconds] = 30.0  # a source that failed may have been mended: a file put in place, a network back
 _READ_PROGRESS_EVERY: Final[Seconds] = 0.5
 TOKEN_KEY: Final = "token"  # in a Secret
-TOKEN_ENV: Final = "HF_TOKEN"  # for the preparer
 
 ReadSecret = Callable[[NamespacedName], Awaitable[Mapping[str, bytes]]]
 """Raises PermanentError or TemporaryError, whose message says what to do."""
