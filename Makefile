@@ -46,7 +46,7 @@ test: $(READY) ## lint and all tests but the long ones and those for GPUs (what 
 	@scripts/phase "tests with a Kubernetes API server" $(PYTEST) -m "cluster and not long"
 	@scripts/phase "tests with real engines" $(PYTEST) -m "engine and not long"
 
-test-long: $(READY) ## the tests that take minutes each
+test-long: $(READY) ## the tests that take minutes each (as root, after `make cluster-tools`)
 	@scripts/phase "building what nodes run (cached)" $(PY) -m aerostat_testing.kubernetes.build --nodes
 	@scripts/phase "long tests" $(PYTEST) -m "long and not gpu"
 	@scripts/phase "building the oldest Kubernetes (cached)" $(PY) -m aerostat_testing.kubernetes.build 1.34
