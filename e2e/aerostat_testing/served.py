@@ -19,7 +19,7 @@ import psutil
 from aerostat.v1 import telemetry_pb2, telemetry_pb2_grpc
 from aerostat_core.ids import Seconds
 from aerostat_runtime.cluster.port import Kind
-from aerostat_testing.waiting import NotInTimeError, wait_for
+from aerostat_testing.waiting import wait_for
 
 READY_LIMIT: Final[Seconds] = 180.0
 COMMAND_LIMIT: Final[Seconds] = 30.0
@@ -165,11 +165,11 @@ class Served(ABC):
             is_current = stored is not None and found.get("observedGeneration") == stored["metadata"]["generation"]
             return found if is_current and found["status"] == status else None
 
-        try:
-            return wait_for(reached, f"{condition} of {model} is {status}", limit=limit)
-        except NotInTimeError as error:
+        def wanted() -> str:
             shown = f"it is {self.condition(model, condition)}; was said:\n{self.said}\n{self.logs()}"
-            raise NotInTimeError(f"{error}; {shown}") from error
+            return f"{condition} of {model} is {status}; {shown}"
+
+        return wait_for(reached, wanted, limit=limit)
 
     def wait_gone(self, model: str, *, limit: Seconds) -> None:
         """Until nobody sees the model any more."""

@@ -41,7 +41,7 @@ class Standalone(Served):
         command += ["--routers", str(n_routers), "--model-cache", str(self.model_cache), *flags]
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment)
-        wait_for(self._is_listening, f"aerostat up listens; it said:\n{self.said}", limit=START_LIMIT)
+        wait_for(self._is_listening, lambda: f"aerostat up listens; it said:\n{self.said}", limit=START_LIMIT)
 
     def write(self, name: str, *objects: dict[str, Any]) -> None:
         """At once, as an editor that renames does."""
