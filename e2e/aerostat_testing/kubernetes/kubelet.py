@@ -44,11 +44,13 @@ class Container:
         self.pod = pod
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
+        self._starting = asyncio.Lock()  # held while there is a process that `_process` is not yet
 
     async def run(self) -> None:
         """Until `stop`."""
         while not self._is_stopping:
-            self._process = await self._start()
+            async with self._starting:
+                self._process = await self._start()
             code = await self._process.wait()
             if not self._is_stopping:
                 how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -65,6 +67,8 @@ class Container:
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL after its grace."""
         self._is_stopping = True
+        async with self._starting:
+            pass
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
