@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -33,7 +34,7 @@ async def serving(listen: Address, registry: CollectorRegistry, is_ready: Callab
         try:
             await site.start()
         except OSError as error:
-            raise SettingError(f"cannot listen on {listen}: {error}; set --admin-listen to a free address") from error
-        yield Address(listen.host, runner.addresses[0][1])
+            raise SettingError(f"cannot listen on {listen}: {error}; set {listen.flag} to a free address") from error
+        yield replace(listen, port=runner.addresses[0][1])
     finally:
         await runner.cleanup()

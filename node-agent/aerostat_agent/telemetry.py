@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -62,6 +63,6 @@ async def serve(service: TelemetryService, listen: Address) -> tuple[grpc.aio.Se
     try:
         port = server.add_insecure_port(str(listen))
     except RuntimeError as error:
-        raise SettingError(f"cannot listen on {listen}: {error}; set --telemetry-listen to a free address") from error
+        raise SettingError(f"cannot listen on {listen}: {error}; set {listen.flag} to a free address") from error
     await server.start()
-    return server, Address(listen.host, port)
+    return server, replace(listen, port=port)

@@ -102,10 +102,10 @@ async def test_an_address_in_use_is_a_fatal_setting(tmp_path: Path) -> None:
     publisher = Publisher(rig.node)
     async with serving(rig) as address:
         host, _, port = address.rpartition(":")
-        taken = Address(host, int(port))
-        with pytest.raises(SettingError, match="--telemetry-listen"):
+        taken = Address(host, int(port), "--some-listen")
+        with pytest.raises(SettingError, match="set --some-listen to a free address"):
             await telemetry.serve(telemetry.TelemetryService(rig.node, publisher), taken)
-        with pytest.raises(SettingError, match="--admin-listen"):
+        with pytest.raises(SettingError, match="set --some-listen to a free address"):
             async with admin.serving(taken, registry_of(rig.node, publisher), lambda: True):
                 pass
 

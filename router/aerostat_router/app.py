@@ -79,10 +79,9 @@ class RouterApp:
 
         Raises SettingError. What was started by then is `stop`'s to end.
         """
-        listen = self._settings.listen
         self.admin_port = await self._start_admin(self._settings.admin_listen)
         self.grpc_port = await self.grpc.start(self._settings.grpc_listen)
-        self.http_port = await self.http.start(ListenSettings(host=listen.host, port=listen.port, setting=listen.flag))
+        self.http_port = await self.http.start(ListenSettings(address=self._settings.listen))
         for kind in WATCHED:
             self._run(self._watch(kind), f"watch {kind.value}")
         self._run(self._report_demand(), "report demand")

@@ -49,4 +49,4 @@ def test_a_setting_that_cannot_work_is_named() -> None:
         FrontSettings(idle_timeout_s=0)
     with pytest.raises(ValueError, match=r"UpstreamSettings\.max_idle_connections"):
         UpstreamSettings(max_idle_connections=-1)
-    assert ListenSettings().port == 0
+    assert ListenSettings().address.port == 0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_router.http.exchange import Outcome
 from aerostat_router.http.server import HttpServer
@@ -278,9 +279,16 @@ async def test_a_busy_port_is_an_error_that_says_what_to_set() -> None:
         with pytest.raises(
             SettingError, match=rf"cannot listen on 127\.0\.0\.1:{r.port}: another process listens there.*--http-port"
         ) as raised:
-            await other.start(ListenSettings(port=r.port, setting="--http-port"))
+            await other.start(ListenSettings(address=Address("127.0.0.1", r.port, "--http-port")))
         assert isinstance(raised.value.__cause__, OSError)
         assert raised.value.__cause__.errno == errno.EADDRINUSE
+
+
+@on_both_loops
+async def test_an_address_of_another_machine_is_told_as_it_is_given() -> None:
+    async with rig(echo) as r:
+        with pytest.raises(SettingError, match=r"cannot listen on \[2001:db8::1\]:80: .*--http-listen"):
+            await HttpServer(r.proxy, r.pool).start(ListenSettings(address=Address.parse("[2001:db8::1]:80", "--http-listen")))
 
 
 @on_both_loops
@@ -288,7 +296,7 @@ async def test_two_servers_share_a_port_where_they_are_told_to() -> None:
     async with rig(echo) as r:
         one, two = HttpServer(r.proxy, r.pool), HttpServer(r.proxy, r.pool)
         port = await one.start(ListenSettings(reuse_port=True))
-        assert await two.start(ListenSettings(port=port, reuse_port=True)) == port
+        assert await two.start(ListenSettings(address=Address("127.0.0.1", port), reuse_port=True)) == port
         assert await one.drain(1) == await two.drain(1) == 0
 
 
@@ -335,4 +343,4 @@ async def test_what_outlasts_the_grace_is_cut_and_its_upstream_call_with_it() ->
 
 
 def test_loopback_is_what_is_listened_on_by_default() -> None:
-    assert socket.inet_aton(ListenSettings().host)[0] == 127
+    assert socket.inet_aton(ListenSettings().address.host)[0] == 127

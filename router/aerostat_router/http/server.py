@@ -41,14 +41,15 @@ class HttpServer:
 
     async def start(self, listen: ListenSettings) -> int:
         """Begins to accept and returns the port. Raises SettingError, which says what to set, when that is not possible."""
+        address = listen.address
         try:
             self._server = await self._hub.loop.create_server(
-                lambda: Front(self._hub), listen.host, listen.port, backlog=listen.backlog, reuse_port=listen.reuse_port or None
+                lambda: Front(self._hub), address.host, address.port, backlog=listen.backlog, reuse_port=listen.reuse_port or None
             )
         except OSError as refused:
             # uvloop and asyncio word the same errno differently, and put the name of the address into the text.
             remedy = _REMEDIES.get(refused.errno or 0, str(refused))
-            raise SettingError(f"cannot listen on {listen.host}:{listen.port}: {remedy} ({listen.setting})") from refused
+            raise SettingError(f"cannot listen on {address}: {remedy} ({address.flag})") from refused
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 

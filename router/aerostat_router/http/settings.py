@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, fields
 
+from aerostat_core.addresses import Address
+
 KIB = 1 << 10
 MIB = 1 << 20
+LOOPBACK = Address("127.0.0.1", 0, "the router's port")
 
 
 class _Positive:
@@ -51,10 +54,8 @@ class UpstreamSettings(_Positive):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenSettings:
-    """Where to listen. Port 0 lets the system choose; `setting` is what an error about a busy port tells the user to change."""
+    """Where to listen, and how."""
 
-    host: str = "127.0.0.1"
-    port: int = 0
+    address: Address = LOOPBACK
     reuse_port: bool = False
     backlog: int = 2048
-    setting: str = "the router's port"
