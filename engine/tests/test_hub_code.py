@@ -1,4 +1,4 @@
-"""A repository that brings code, prepared by real processes: it runs for who trusts it, and finds neither a token in its environment nor a Hub."""
+"""A repository that brings code, prepared by real processes: it runs for who trusts it, with no token in its environment and no Hub."""
 
 import json
 import os
