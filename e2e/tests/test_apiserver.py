@@ -34,6 +34,9 @@ def test_a_port_that_somebody_took_meanwhile_is_left_to_them(apiserver: ApiServe
     with socket.create_server(("127.0.0.1", wanted)), late:
         assert late.port != wanted
         assert late.is_ready()
+    logs = [path.read_text() for path in tmp_path.glob("*.log")]
+    assert logs
+    assert not any("address already in use" in log for log in logs), "of the try that counts"
 
 
 def test_all_crds_are_accepted_without_a_warning(apiserver: ApiServer) -> None:

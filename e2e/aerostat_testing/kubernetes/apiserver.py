@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import httpx
-import yaml
 
 from aerostat_core.ids import NamespacedName, Seconds
 from aerostat_testing.kubernetes.build import Programs
+from aerostat_testing.kubernetes.client import COMMAND_LIMIT, run_kubectl, write_kubeconfig
+from aerostat_testing.kubernetes.logs import last_lines
 from aerostat_testing.leaks import OUTLIVES_TESTS
 from aerostat_testing.tied import tied
 from aerostat_testing.waiting import wait_for
 
 READY_LIMIT: Final[Seconds] = 90.0
 STOP_LIMIT: Final[Seconds] = 15.0
-COMMAND_LIMIT: Final[Seconds] = 60.0
 CALL_LIMIT: Final[Seconds] = 10.0
 CRDS: Final = Path(__file__).resolve().parents[3] / "crds"
 _KINDS: Final = ("models", "pools", "slos", "instances")
@@ -81,9 +81,11 @@ class ApiServer:
             try:
                 return self.start()
             except AssertionError:
-                if not any(_IN_USE in self._log_end(name) for name in self._processes):
+                if not any(_IN_USE in last_lines(self._log(name)) for name in self._processes):
                     raise
                 self._end_all()
+                for name in self._processes:  # the next try is judged by what it says itself
+                    self._log(name).unlink()
                 self.port, self._etcd_port, self._peer_port = _unused_ports(3)
         raise AssertionError(f"somebody else took the ports of the API server {_TRIES} times")
 
@@ -123,7 +125,7 @@ class ApiServer:
         for name in ("etcd", "apiserver"):
             process = self._processes.get(name)
             if process is None or process.poll() is not None:
-                raise AssertionError(f"{name} is not running; {self.folder}/{name}.log ends:\n{self._log_end(name)}")
+                raise AssertionError(f"{name} is not running; {self._log(name)} ends:\n{last_lines(self._log(name))}")
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # its certificate is whole from then on
             return self._http().get("/readyz", timeout=1.0).is_success
@@ -153,14 +155,8 @@ class ApiServer:
 
     def kubectl(self, *arguments: str, stdin: str = "", kubeconfig: Path | None = None) -> str:
         """Its output. Raises CalledProcessError, whose notes have what it said."""
-        command = [str(self.programs.kubectl), f"--kubeconfig={kubeconfig or self.kubeconfig()}", *arguments]
-        environment = os.environ | {"HOME": str(self.folder)}  # its cache belongs to this server
-        done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True, timeout=COMMAND_LIMIT)
-        if done.returncode:
-            error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-            error.add_note(done.stdout + done.stderr)
-            raise error
-        return done.stdout
+        program = [str(self.programs.kubectl)]
+        return run_kubectl(program, *arguments, kubeconfig=kubeconfig or self.kubeconfig(), home=self.folder, stdin=stdin)
 
     def install_crds(self) -> None:
         """The CRDs of this tree, served when it returns."""
@@ -216,7 +212,7 @@ class ApiServer:
     # ------------------------------------------------------------ inside
 
     def _wait_until_ready(self) -> None:
-        wait_for(self.is_ready, f"the API server is ready; see {self.folder}/apiserver.log", limit=READY_LIMIT)
+        wait_for(self.is_ready, f"the API server is ready; see {self._log('apiserver')}", limit=READY_LIMIT)
 
     def _has_established_crds(self) -> bool:
         # `kubectl wait` fails on a CRD that has no conditions yet.
@@ -283,7 +279,7 @@ class ApiServer:
         running = self._processes.get(name)
         assert running is None or running.poll() is not None, f"{name} runs already"
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.folder), OUTLIVES_TESTS: "1"}
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with self._log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 tied([str(program), *flags]), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -298,24 +294,13 @@ class ApiServer:
             process.kill()
             process.wait(STOP_LIMIT)
 
-    def _log_end(self, name: str) -> str:
-        log = self.folder / f"{name}.log"
-        return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else ""
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
 
     def _write_kubeconfig(self, name: str, token: str, server: str | None = None, namespace: str | None = None) -> Path:
         path = self.folder / ("-".join(filter(None, (name, server and server.rpartition(":")[2], namespace))) + ".kubeconfig")
-        cluster = {"server": server or self.url, "certificate-authority": str(self._certificate)}
-        context = {"cluster": "tests", "user": name} | ({"namespace": namespace} if namespace else {})
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "tests", "cluster": cluster}],
-            "users": [{"name": name, "user": {"token": token}}],
-            "contexts": [{"name": name, "context": context}],
-            "current-context": name,
-        }
-        path.write_text(yaml.safe_dump(config))
-        return path
+        url = server or self.url
+        return write_kubeconfig(path, server=url, certificate=self._certificate, user=name, token=token, namespace=namespace)
 
 
 def _unused_ports(n: int) -> list[int]:

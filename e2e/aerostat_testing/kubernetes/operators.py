@@ -13,6 +13,7 @@ from aerostat_core.ids import Seconds
 from aerostat_operator.policy.statuses import format_time
 from aerostat_runtime.clock import SystemClock
 from aerostat_testing.kubernetes.apiserver import ApiServer
+from aerostat_testing.kubernetes.logs import last_lines
 from aerostat_testing.ports import free_port
 from aerostat_testing.waiting import wait_for
 
@@ -50,7 +51,7 @@ class OperatorProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            error.add_note(f"{self.log} ends:\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-25:]))
+            error.add_note(f"{self.log} ends:\n{last_lines(self.log)}")
         self.kill()
 
     def ready(self) -> Self:

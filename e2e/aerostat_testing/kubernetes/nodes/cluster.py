@@ -16,6 +16,7 @@ import yaml
 
 from aerostat_core.ids import Seconds
 from aerostat_testing.kubernetes.build import NodePrograms
+from aerostat_testing.kubernetes.client import COMMAND_LIMIT, run_kubectl
 from aerostat_testing.kubernetes.nodes import keeper, network, node, oci
 from aerostat_testing.kubernetes.nodes.cgroups import Cgroup
 from aerostat_testing.kubernetes.nodes.control_plane import ADMIN, ControlPlane
@@ -28,7 +29,6 @@ from aerostat_testing.waiting import wait_for
 
 READY_LIMIT: Final[Seconds] = 120.0
 END_LIMIT: Final[Seconds] = 60.0
-COMMAND_LIMIT: Final[Seconds] = 60.0
 IMPORT_LIMIT: Final[Seconds] = 900.0
 PLANE: Final = "control-plane"
 _ASK_EVERY: Final[Seconds] = 0.2
@@ -150,14 +150,8 @@ class Nodes:
 
     def kubectl(self, *arguments: str, stdin: str = "", limit: Seconds = COMMAND_LIMIT) -> str:
         """Its output. Raises CalledProcessError, whose notes have what it said."""
-        command = self.command(str(self.found.control_plane.kubectl), *arguments)
-        environment = self.environment() | {"HOME": str(self.folder)}  # its cache belongs to this cluster
-        done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True, timeout=limit)
-        if done.returncode:
-            error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-            error.add_note(done.stdout + done.stderr)
-            raise error
-        return done.stdout
+        program = self.command(str(self.found.control_plane.kubectl))
+        return run_kubectl(program, *arguments, kubeconfig=self.kubeconfig, home=self.folder, stdin=stdin, limit=limit)
 
     def get(self, *what: str) -> dict[str, Any]:
         """As `kubectl get`."""

@@ -5,10 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from aerostat_core.ids import Seconds
 from aerostat_testing.kubernetes.build import NodePrograms
+from aerostat_testing.kubernetes.client import write_kubeconfig
 from aerostat_testing.kubernetes.nodes import network
 from aerostat_testing.kubernetes.nodes.init import Program
 from aerostat_testing.kubernetes.nodes.keeper import DISK
@@ -47,21 +46,11 @@ class ControlPlane:
         for command in (key, [*certificate, "-keyout", str(self._client_key), "-out", str(self.client_certificate)]):
             subprocess.run(command, check=True, capture_output=True, timeout=_LIMIT)
 
-    def kubeconfig(self, user: str, path: Path, *, namespace: str | None = None) -> Path:
-        """A file with which a client is that user; the API server has begun to serve."""
+    def kubeconfig(self, user: str, path: Path, *, certificate: Path | str | None = None) -> Path:
+        """A file with which a client is that user. `certificate`: where it sees the API server's, if elsewhere than here."""
         tokens = dict(line.split(",")[1::-1] for line in self._tokens.read_text().splitlines())
-        cluster = {"server": f"https://{network.CONTROL_PLANE}:{PORT}", "certificate-authority": str(self.certificate)}
-        context = {"cluster": "nodes", "user": user} | ({"namespace": namespace} if namespace else {})
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "nodes", "cluster": cluster}],
-            "users": [{"name": user, "user": {"token": tokens[user]}}],
-            "contexts": [{"name": "nodes", "context": context}],
-            "current-context": "nodes",
-        }
-        path.write_text(yaml.safe_dump(config))
-        return path
+        server = f"https://{network.CONTROL_PLANE}:{PORT}"
+        return write_kubeconfig(path, server=server, certificate=certificate or self.certificate, user=user, token=tokens[user])
 
     @property
     def certificate(self) -> Path:

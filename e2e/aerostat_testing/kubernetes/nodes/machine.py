@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from aerostat_core.ids import Seconds
+from aerostat_testing.kubernetes.logs import last_lines
 from aerostat_testing.kubernetes.nodes.init import STAY, Boot
 from aerostat_testing.kubernetes.nodes.processes import Process
 from aerostat_testing.leaks import OUTLIVES_TESTS
@@ -42,7 +43,7 @@ class Machine:
     def start(self, command: list[str], depth: int) -> None:
         """`depth`: how many processes lie between that command and the first one. It waits for `boot` then."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "machine.log").open("ab") as log:
+        with self._log.open("ab") as log:
             self._launcher = subprocess.Popen(
                 command, env=os.environ | {OUTLIVES_TESTS: "1"}, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
@@ -54,7 +55,7 @@ class Machine:
         found: Process | None = process
         for _ in range(depth):
             found = found and found.child()
-        assert process.is_alive, f"{self.name} did not start; {self.folder}/machine.log ends:\n{self._log_end()}"
+        assert process.is_alive, f"{self.name} did not start; {self._log} ends:\n{last_lines(self._log)}"
         return found
 
     def boot(self, boot: Boot) -> None:
@@ -87,6 +88,10 @@ class Machine:
         (self.folder / _PROCESS_FILE).unlink(missing_ok=True)
 
     @property
+    def _log(self) -> Path:
+        return self.folder / "machine.log"
+
+    @property
     def _input(self) -> IO[bytes]:
         assert self._launcher is not None, f"{self.name} was started by somebody else"
         assert self._launcher.stdin is not None
@@ -95,6 +100,3 @@ class Machine:
     def _tell(self, line: bytes) -> None:
         self._input.write(line)
         self._input.flush()
-
-    def _log_end(self) -> str:
-        return "\n".join((self.folder / "machine.log").read_text(errors="replace").splitlines()[-20:])

@@ -9,7 +9,7 @@ import yaml
 
 from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.nodes import network
-from aerostat_testing.kubernetes.nodes.control_plane import DOMAIN, ControlPlane
+from aerostat_testing.kubernetes.nodes.control_plane import DOMAIN, SILENT_FOR, ControlPlane
 from aerostat_testing.kubernetes.nodes.init import Boot, Program
 from aerostat_testing.kubernetes.nodes.keeper import DISK, LOGS
 from aerostat_testing.kubernetes.nodes.oci import PAUSE
@@ -40,7 +40,7 @@ def prepare(folder: Path, number: int, plane: ControlPlane) -> None:
     for source in (plane.certificate, plane.client_certificate):
         shutil.copy(source, settings)
     for who, file in ((user(folder.name), "kubelet.kubeconfig"), (PROXY_USER, "kube-proxy.kubeconfig")):
-        _see_certificate_here(plane.kubeconfig(who, settings / file), plane.certificate.name)
+        plane.kubeconfig(who, settings / file, certificate=f"{_SETTINGS}/{plane.certificate.name}")
     (settings / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet()))
     (settings / "kube-proxy.yaml").write_text(yaml.safe_dump(_kube_proxy()))
     (settings / "containerd.toml").write_text(_CONTAINERD)
@@ -73,12 +73,6 @@ def boot(folder: Path, number: int, found: NodePrograms) -> Boot:
     )
 
 
-def _see_certificate_here(kubeconfig: Path, name: str) -> None:
-    config = yaml.safe_load(kubeconfig.read_text())
-    config["clusters"][0]["cluster"]["certificate-authority"] = f"{_SETTINGS}/{name}"
-    kubeconfig.write_text(yaml.safe_dump(config))
-
-
 def _kubelet() -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -89,9 +83,9 @@ def _kubelet() -> dict[str, Any]:
         "failSwapOn": False,
         "enforceNodeAllocatable": ["pods"],
         "authentication": {"x509": {"clientCAFile": f"{_SETTINGS}/kubelet-client.crt"}, "anonymous": {"enabled": False}},
-        # Several a second, so that a node that is there is never taken for silent on a busy machine.
-        "nodeStatusUpdateFrequency": "4s",
-        "nodeLeaseDurationSeconds": 8,
+        # A lease is renewed each quarter of its duration: six times, and three statuses, before a busy node counts as silent.
+        "nodeStatusUpdateFrequency": f"{SILENT_FOR / 3:.0f}s",
+        "nodeLeaseDurationSeconds": round(SILENT_FOR * 2 / 3),
         "resolvConf": "",
         "clusterDNS": [network.CONTROL_PLANE],
         "clusterDomain": DOMAIN,
