@@ -9,7 +9,8 @@ import pytest
 
 from aerostat_testing.kubernetes.nodes import oci
 from aerostat_testing.kubernetes.nodes.cluster import PLANE, Nodes
-from aerostat_testing.kubernetes.nodes.namespace import NodesNamespace, is_true
+from aerostat_testing.kubernetes.nodes.namespace import NodesNamespace
+from aerostat_testing.kubernetes.operators import is_true
 from aerostat_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -148,6 +149,10 @@ def test_pods_go_on_while_the_api_server_is_away(nodes: Nodes, nodes_namespace: 
     (pod,) = started(nodes_namespace, "hello", 1)
     nodes.hold(PLANE, "kube-apiserver")
     wait_for(lambda: not nodes.is_serving(), "the API server is away", limit=START_LIMIT)
+    asked = nodes.command(str(nodes.found.images / "hello"), "get", f"http://{pod['status']['podIP']}:8080")
+    told = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=START_LIMIT).stdout
+    assert told.strip() == pod["metadata"]["name"]
+    assert not nodes.is_serving(), "the pod answered without it"
     nodes.release(PLANE, "kube-apiserver")
     wait_for(nodes.is_serving, "the API server is back", limit=START_LIMIT)
     nodes.wait_until_ready(*nodes.names)

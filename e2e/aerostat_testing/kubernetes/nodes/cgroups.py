@@ -67,12 +67,12 @@ class Cgroup:
         for folder in self.folders:
             (folder / "cgroup.procs").write_text("0")
 
-    def remove(self, *, limit: Seconds = REMOVAL_LIMIT) -> None:
+    def remove(self) -> None:
         """With all below. Processes in it are to be dead already, but may still be ending. Raises CgroupError."""
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + REMOVAL_LIMIT
         while left := [path for path in self.folders if not _is_removed(path)]:
             if time.monotonic() >= deadline:
-                raise CgroupError(f"still in use after {limit:g} s: {', '.join(map(str, left))}")
+                raise CgroupError(f"still in use after {REMOVAL_LIMIT:g} s: {', '.join(map(str, left))}")
             time.sleep(_POLL)
 
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,16 +11,17 @@ import yaml
 
 from aerostat_core.ids import Seconds
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
+from aerostat_testing.kubernetes.operators import is_true
 from aerostat_testing.waiting import wait_for
 
 _LIMIT: Final[Seconds] = 20.0
 
 
 class NodesNamespace:
-    def __init__(self, nodes: Nodes, prefix: str = "test") -> None:
+    def __init__(self, nodes: Nodes) -> None:
         """Make one, in which pods can be created when it returns."""
         self.nodes = nodes
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": f"{prefix}-"}}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": "test-"}}
         created = nodes.kubectl("create", "--filename=-", "--output=name", stdin=yaml.safe_dump(body))
         self.name = created.strip().removeprefix("namespace/")
         wait_for(self._has_account, f"{self.name} has its ServiceAccount", limit=_LIMIT)
@@ -54,7 +56,7 @@ class NodesNamespace:
         (folder / "pods.txt").write_text(_told(lambda: self.kubectl("describe", "pods")))
         (folder / "nodes.txt").write_text(_told(lambda: self.nodes.kubectl("describe", "nodes")))
         for name, command in self._log_commands():
-            (folder / name).write_text(_told(lambda command=command: self.kubectl(*command)))  # type: ignore[misc]
+            (folder / name).write_text(_told(partial(self.kubectl, *command)))
         for log in self.nodes.logs():
             shutil.copy(log, folder / f"{log.relative_to(self.nodes.folder).parts[0]}-{log.name}")
 
@@ -81,10 +83,6 @@ class NodesNamespace:
                 restarts = [s["restartCount"] for s in pod["status"].get("containerStatuses", ()) if s["name"] == container["name"]]
                 if any(restarts):
                     yield f"{name}-{container['name']}-before.log", [*command, "--previous"]
-
-
-def is_true(resource: dict[str, Any], condition: str) -> bool:
-    return any(c["type"] == condition and c["status"] == "True" for c in resource.get("status", {}).get("conditions", ()))
 
 
 def _told(ask: Callable[[], str]) -> str:
