@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 import pytest
 
-from aerostat_testing.kubernetes.build import NodePrograms, node_programs
+from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.nodes import cgroups, keeper
 from aerostat_testing.kubernetes.nodes.cgroups import Cgroup
 from aerostat_testing.kubernetes.nodes.cluster import PLANE, Nodes
@@ -100,15 +100,9 @@ def _network(process: Process) -> str:
         return ""
 
 
-@pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> NodePrograms:
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        return node_programs()
-
-
 @pytest.fixture(autouse=True)
-def _host_is_as_before() -> Iterator[None]:
+def _host_is_as_before(found_node_programs: NodePrograms) -> Iterator[None]:
+    """Programs are built before: the tests' limits are for a machine that has them."""
     before = Host.now()
     yield
     assert Host.now() == before
@@ -118,8 +112,14 @@ def started_run(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", RUN, str(folder)], stdout=subprocess.PIPE, text=True)
 
 
+def traces_when_ready(run: subprocess.Popen[str], folder: Path) -> Traces:
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    return Traces.of(folder)
+
+
 def all_gone(traces: Traces) -> None:
-    wait_for(lambda: not traces.left(), f"nothing is left, not even {traces.left()}", limit=END_LIMIT)
+    wait_for(lambda: not traces.left(), lambda: f"nothing is left, not even {traces.left()}", limit=END_LIMIT)
 
 
 def disks(folder: Path) -> list[Path]:
@@ -133,8 +133,8 @@ def command(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_cluster_that_ends_in_order_leaves_its_logs(found: NodePrograms, tmp_path: Path) -> None:
-    with Nodes(tmp_path, found, 1):
+def test_a_cluster_that_ends_in_order_leaves_its_logs(found_node_programs: NodePrograms, tmp_path: Path) -> None:
+    with Nodes(tmp_path, found_node_programs, 1):
         traces = Traces.of(tmp_path)
         assert len(traces.networks) == 2, "the control plane's and the node's"
     assert traces.left() == []
@@ -157,9 +157,7 @@ def test_one_that_is_interrupted_half_way_leaves_nothing(tmp_path: Path, stage: 
 
 def test_a_test_run_that_is_killed_takes_its_cluster_with_it(tmp_path: Path) -> None:
     with started_run(tmp_path) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n"
-        traces = Traces.of(tmp_path)
+        traces = traces_when_ready(run, tmp_path)
         run.kill()
     all_gone(traces)
     wait_for(lambda: not disks(tmp_path), "no disk is left", limit=END_LIMIT)
@@ -167,9 +165,7 @@ def test_a_test_run_that_is_killed_takes_its_cluster_with_it(tmp_path: Path) -> 
 
 def test_what_a_killed_keeper_leaves_goes_when_the_cluster_is_taken_down(tmp_path: Path) -> None:
     with started_run(tmp_path) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n"
-        traces = Traces.of(tmp_path)
+        traces = traces_when_ready(run, tmp_path)
         traces.keeper.kill()
         run.kill()
     wait_for(lambda: not any(process.is_alive for process in traces.processes), "all processes end", limit=END_LIMIT)

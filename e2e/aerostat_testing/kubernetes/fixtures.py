@@ -3,7 +3,8 @@
 `pytest -m cluster --kubernetes-minor 1.34` runs them against another version.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -12,6 +13,7 @@ from aerostat_testing.kubernetes.build import LATEST, helm, programs
 from aerostat_testing.kubernetes.chart import Chart
 
 pytest_plugins = ["aerostat_testing.kubernetes.nodes.fixtures"]
+Uncaptured = Callable[[], AbstractContextManager[None]]
 _OPTION = "--kubernetes-minor"
 
 
@@ -20,10 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def apiserver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def uncaptured(request: pytest.FixtureRequest) -> Uncaptured:
+    """Inside of it a build says how far it is, and that is seen at once."""
+    inside: Uncaptured = request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled
+    return inside
+
+
+@pytest.fixture(scope="session")
+def apiserver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, uncaptured: Uncaptured) -> Iterator[ApiServer]:
     """An API server that has our CRDs; its programs are built first where they are missing, and it says so."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
+    with uncaptured():
         found = programs(request.config.getoption(_OPTION))
     with ApiServer(tmp_path_factory.mktemp("apiserver"), found) as server:
         server.install_crds()
@@ -37,9 +45,8 @@ def namespace(apiserver: ApiServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def chart(request: pytest.FixtureRequest, apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Chart:
+def chart(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory, uncaptured: Uncaptured) -> Chart:
     """The chart, rendered for that API server."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
+    with uncaptured():
         program = helm()
     return Chart(helm=program, kubernetes=apiserver.programs.version, home=tmp_path_factory.mktemp("helm"))

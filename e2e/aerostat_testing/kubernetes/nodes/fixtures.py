@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from aerostat_testing.kubernetes.build import node_programs
+from aerostat_testing.kubernetes.build import NodePrograms, node_programs
+from aerostat_testing.kubernetes.fixtures import Uncaptured
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
 from aerostat_testing.kubernetes.nodes.namespace import NodesNamespace
 from aerostat_testing.kubernetes.nodes.requirements import require
@@ -20,13 +21,17 @@ _FIXTURE: Final = "nodes_namespace"
 
 
 @pytest.fixture(scope="session")
-def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Two nodes; their programs are built first where they are missing, and it says so."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
+def found_node_programs(uncaptured: Uncaptured) -> NodePrograms:
+    """What makes nodes, built first where it is missing, and it says so."""
     require()  # before the long build
-    with capture.global_and_fixture_disabled():
-        found = node_programs()
-    with Nodes(tmp_path_factory.mktemp("nodes"), found) as cluster:
+    with uncaptured():
+        return node_programs()
+
+
+@pytest.fixture(scope="session")
+def nodes(found_node_programs: NodePrograms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two of them."""
+    with Nodes(tmp_path_factory.mktemp("nodes"), found_node_programs) as cluster:
         yield cluster
 
 
