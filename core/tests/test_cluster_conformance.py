@@ -15,11 +15,11 @@ from aerostat_core.errors import PermanentError
 from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.cluster import open_cluster
-from aerostat_runtime.cluster.port import Change, Cluster, InvalidResourceError, Kind, Note, WatchEvent
+from aerostat_runtime.cluster.port import Adapter, Change, Cluster, InvalidResourceError, Kind, Note, Secrets, WatchEvent
 from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.memory_cluster import MemoryCluster, MemoryObjects
 
-Open = Callable[[], Cluster]
+Open = Callable[[], Adapter]
 API = "aerostat.dev/v1alpha1"
 DEADLINE = 15.0
 
@@ -51,9 +51,9 @@ ADAPTERS = [
 @pytest.fixture(params=ADAPTERS)
 async def open_once_more(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
     open_one: Open = request.param(request)
-    opened: list[Cluster] = []
+    opened: list[Adapter] = []
 
-    def open_() -> Cluster:
+    def open_() -> Adapter:
         opened.append(open_one())
         return opened[-1]
 
@@ -63,7 +63,7 @@ async def open_once_more(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
 
 
 @pytest.fixture
-def cluster(open_once_more: Open) -> Cluster:
+def cluster(open_once_more: Open) -> Adapter:
     return open_once_more()
 
 
@@ -290,6 +290,12 @@ async def test_a_note_is_taken(cluster: Cluster) -> None:
     name = name_of(await cluster.apply(model()))
     await cluster.note(Note(kind=Kind.MODEL, name=name, reason="Opened", message="replica 1 of 1 takes traffic"))
     await cluster.note(Note(kind=Kind.MODEL, name=name, reason="Failed", message="out of memory", warning=True))
+
+
+async def test_a_secret_that_is_not_there_is_named_with_what_to_do(cluster: Secrets) -> None:
+    with pytest.raises(PermanentError, match=r"Secret.*\bhub\b.*: (create it|remove secretRef)") as caught:
+        await cluster.secret(NamespacedName("default", "hub"))
+    assert caught.value.reason in ("SecretNotFound", "NoSecrets")
 
 
 async def test_close_ends_the_watches(open_once_more: Open) -> None:

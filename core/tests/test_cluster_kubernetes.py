@@ -16,7 +16,7 @@ from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource, name_of
 from aerostat_runtime.cluster import kubernetes_connection, kubernetes_watch, open_cluster
 from aerostat_runtime.cluster.kubernetes_errors import NotFoundError, RefusedError
-from aerostat_runtime.cluster.port import Change, Cluster, InvalidResourceError, Kind, Note, WatchEvent
+from aerostat_runtime.cluster.port import Adapter, Change, Cluster, InvalidResourceError, Kind, Note, WatchEvent
 from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.relay import relay_to
 from aerostat_testing.waiting import eventually
@@ -27,7 +27,7 @@ DEADLINE = 60.0
 
 
 @asynccontextmanager
-async def opened(kubeconfig: Path, *, namespace: str | None = None, manager: str = "aerostat") -> AsyncIterator[Cluster]:
+async def opened(kubeconfig: Path, *, namespace: str | None = None, manager: str = "aerostat") -> AsyncIterator[Adapter]:
     scope = f"&namespace={namespace}" if namespace else ""
     cluster = open_cluster(f"kubernetes:?kubeconfig={kubeconfig}{scope}", manager=manager)
     try:

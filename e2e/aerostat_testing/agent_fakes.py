@@ -166,7 +166,7 @@ class AgentRig:
             cache=self.settings.model_cache,
             log_dir=self.settings.log_dir,
             new_epoch=epochs,
-            read_secret=self.cluster.secret,
+            secrets=self.cluster,
             changed=self.node.touch,
         )
         self.supervisor = Supervisor(self.settings, self.node, self.keeper, weights=self.weights, links=self.engines, new_epoch=epochs)

@@ -14,6 +14,7 @@ import yaml
 from aerostat_core.errors import PermanentError
 from aerostat_core.ids import NamespacedName
 from aerostat_core.resources import Resource
+from aerostat_runtime.cluster import open_cluster
 from aerostat_runtime.cluster.port import Change, Cluster, Kind, Note
 from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.kubernetes.chart import CHART, Chart
@@ -125,11 +126,14 @@ async def test_agents_read_the_secrets_of_namespaces_that_are_named_and_of_no_ot
     for namespace in namespaces:
         content = {"metadata": {"name": "hub"}, "stringData": {"token": f"hf_{namespace}"}}
         reading.server.call("POST", f"/api/v1/namespaces/{namespace}/secrets", content)
-    async with reading.cluster("agent", node=ELSEWHERE) as cluster:
-        assert await cluster.secret(NamespacedName(reading.watched, "hub")) == {"token": f"hf_{reading.watched}".encode()}
+    agent = open_cluster(reading.cluster_url("agent", node=ELSEWHERE))
+    try:
+        assert await agent.secret(NamespacedName(reading.watched, "hub")) == {"token": f"hf_{reading.watched}".encode()}
         for namespace in namespaces - {reading.watched}:
             with pytest.raises(PermanentError, match=f'add "{namespace}" to modelSecrets.namespaces'):
-                await cluster.secret(NamespacedName(namespace, "hub"))
+                await agent.secret(NamespacedName(namespace, "hub"))
+    finally:
+        await agent.close()
 
 
 async def test_the_router_reads_what_is_declared_and_writes_nothing(installed: Installed) -> None:

@@ -29,14 +29,14 @@ from aerostat_agent.weights import Weights
 from aerostat_core.clock import Clock
 from aerostat_core.errors import AerostatError, TemporaryError
 from aerostat_core.ids import Epoch, Seconds
-from aerostat_runtime.cluster.port import Cluster, Kind
+from aerostat_runtime.cluster.port import Cluster, Kind, Secrets
 
 _log = logging.getLogger(__name__)
 
 _REATTACH_AFTER: Final[Seconds] = 0.5
 
 
-async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: Clock, stop: asyncio.Event) -> None:
+async def serve(settings: Settings, cluster: Cluster, secrets: Secrets, link: KeeperLink, clock: Clock, stop: asyncio.Event) -> None:
     """Returns when told to stop; raises TemporaryError when the keeper's link is lost, FencedError when a newer
     agent commands, SettingError for an address in use."""
     processes = await link.list()
@@ -49,7 +49,7 @@ async def serve(settings: Settings, cluster: Cluster, link: KeeperLink, clock: C
         cache=settings.model_cache,
         log_dir=settings.log_dir,
         new_epoch=new_epoch,
-        read_secret=cluster.secret,
+        secrets=secrets,
         changed=node.touch,
     )
     synced = asyncio.Event()

@@ -14,7 +14,7 @@ from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Seconds
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster import open_cluster
-from aerostat_runtime.cluster.port import Cluster
+from aerostat_runtime.cluster.port import Adapter
 from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import die_with_parent
 
@@ -56,11 +56,11 @@ async def run(settings: Settings) -> None:
         await cluster.close()
 
 
-async def _serve_keeper(settings: Settings, cluster: Cluster, clock: Clock, stop: asyncio.Event) -> None:
+async def _serve_keeper(settings: Settings, cluster: Adapter, clock: Clock, stop: asyncio.Event) -> None:
     """Raises TemporaryError when the keeper is lost."""
     if (link := await _attach(settings, stop)) is not None:
         try:
-            await serve(settings, cluster, link, clock, stop)
+            await serve(settings, cluster, cluster, link, clock, stop)
         finally:
             await link.close()
 

@@ -9,9 +9,9 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from aerostat_core.engine_launch import TOKEN_ENV
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Epoch, NamespacedName, Seconds
 from aerostat_core.quantities import format_size
+from aerostat_runtime.cluster.port import Secrets
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +32,6 @@ NOTE: Final = b'{"prepare": {}}'
 RETRY_AFTER: Final[Seconds] = 30.0  # a source that failed may have been mended: a file put in place, a network back
 _READ_PROGRESS_EVERY: Final[Seconds] = 0.5
 TOKEN_KEY: Final = "token"  # in a Secret
-
-ReadSecret = Callable[[NamespacedName], Awaitable[Mapping[str, bytes]]]
-"""Raises PermanentError or TemporaryError, whose message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ class Weights:
         cache: Path,
         log_dir: Path,
         new_epoch: Callable[[], Epoch],
-        read_secret: ReadSecret,
+        secrets: Secrets,
         changed: Callable[[], None],
     ) -> None:
         self._keeper = keeper
@@ -80,7 +78,7 @@ class Weights:
         self._cache = cache
         self._log_dir = log_dir
         self._new_epoch = new_epoch
-        self._read_secret = read_secret
+        self._secrets = secrets
         self._changed = changed
         self._by_source: dict[Source, Preparation] = {}
         self._exits: dict[Epoch, asyncio.Future[int]] = {}
@@ -117,14 +115,12 @@ class Weights:
 
     async def _prepare(self, source: Source) -> None:
         outcome: PreparedModel | Failure
-        token = await self._token(source)
-        if isinstance(token, Failure):
-            outcome = token
-        else:
-            try:
-                outcome = await self._run(source, token)
-            except KeeperRefusalError as error:
-                outcome = Failure(reason="PrepareNotStarted", message=str(error))
+        try:
+            outcome = await self._run(source, await self._token(source))
+        except KeeperRefusalError as error:
+            outcome = Failure(reason="PrepareNotStarted", message=str(error))
+        except (PermanentError, TemporaryError) as error:
+            outcome = Failure(reason=error.reason, message=error.message)
         if isinstance(outcome, Failure):
             _log.warning("preparing %s failed: %s: %s", source, outcome.reason, outcome.message)
             self._by_source[source] = Preparation(failure=outcome, retry_at=self._clock.monotonic() + RETRY_AFTER)
@@ -133,20 +129,22 @@ class Weights:
             self._by_source[source] = Preparation(model=outcome)
         self._changed()
 
-    async def _token(self, source: Source) -> str | Failure:
-        """Empty: the source has none."""
+    async def _token(self, source: Source) -> str | None:
+        """None: the source names no Secret. Raises PermanentError, though another try may find what is missing now."""
         if source.secret is None:
-            return ""
+            return None
         try:
-            token = (await self._read_secret(source.secret)).get(TOKEN_KEY, b"").decode(errors="replace").strip()
+            held = await self._secrets.secret(source.secret)
         except (PermanentError, TemporaryError) as error:
-            return Failure(reason=error.reason, message=f'{error.message} (its key "{TOKEN_KEY}" is the token for {source.uri})')
-        if token:
-            return token
-        where = f'Secret "{source.secret.name}" in namespace "{source.secret.namespace}"'
-        return Failure(reason="SecretKeyMissing", message=f'{where} has no key "{TOKEN_KEY}": put the token for {source.uri} there')
+            message = f'{error.message} (its key "{TOKEN_KEY}" is the token for {source.uri})'
+            raise PermanentError(error.reason, message) from error
+        token = held.get(TOKEN_KEY, b"").decode(errors="replace").strip()
+        if not token:
+            where = f'Secret "{source.secret.name}" in namespace "{source.secret.namespace}"'
+            raise PermanentError("SecretKeyMissing", f'{where} has no key "{TOKEN_KEY}": put the token for {source.uri} there')
+        return token
 
-    async def _run(self, source: Source, token: str) -> PreparedModel | Failure:
+    async def _run(self, source: Source, token: str | None) -> PreparedModel | Failure:
         epoch = self._new_epoch()
         log = self._log_dir / f"prepare-{epoch}.log"
         exit_code = self._exits[epoch] = asyncio.get_running_loop().create_future()
@@ -171,19 +169,23 @@ class Weights:
 
 
 def read_outcome(log: Path, exit_code: int, *, secrets: Collection[str] = ()) -> PreparedModel | Failure:
-    """What the preparer's last line says; without one, how it ended. No `secrets` are in it."""
+    """What the preparer's last line says; without one, how it ended. No `secrets` are in a failure's message."""
+    outcome = _outcome(log, exit_code, secrets)
+    return replace(outcome, message=redact(outcome.message, secrets)) if isinstance(outcome, Failure) else outcome
+
+
+def _outcome(log: Path, exit_code: int, secrets: Collection[str]) -> PreparedModel | Failure:
     for line in reversed(list(_json_lines(log))):
         if "error" in line:
-            return Failure(reason=str(line["error"]["reason"]), message=redact(str(line["error"]["message"]), secrets))
+            return Failure(reason=str(line["error"]["reason"]), message=str(line["error"]["message"]))
         if exit_code == 0 and "model" in line:
             try:
                 return _prepared(line["model"])
             except (KeyError, TypeError) as error:
                 return Failure(reason="PreparerMismatch", message=f"agent and preparer are of different versions: {error!r} in {line}")
     how = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    return Failure(
-        reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{last_lines(log, secrets=secrets)}"
-    )
+    words = last_lines(log, secrets=secrets)  # it cuts lines, so afterwards half a secret would pass
+    return Failure(reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{words}")
 
 
 def progress_text(progress: Mapping[str, Any]) -> str:

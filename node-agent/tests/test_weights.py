@@ -88,8 +88,12 @@ def test_a_secret_is_one_of_the_models_own_namespace(name: str) -> None:
 
 def test_a_token_that_a_preparer_says_is_not_told(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    for text in ('{"error": {"reason": "X", "message": "the hub says: hf_mine is odd"}}', "Traceback\nValueError: Bearer hf_mine"):
+    for text, exit_code in (
+        ('{"error": {"reason": "X", "message": "the hub says: hf_mine is odd"}}', 2),
+        ('{"model": {"path": "/models/hf_mine"}}', 0),
+        ("Traceback\nValueError: Bearer hf_mine", 1),
+    ):
         log.write_text(text)
-        outcome = read_outcome(log, 1, secrets=["hf_mine"])
+        outcome = read_outcome(log, exit_code, secrets=["hf_mine"])
         assert "***" in str(outcome)
         assert "hf_mine" not in str(outcome)

@@ -5,7 +5,7 @@ While it is held, and not a moment longer, `Fenced` lets writes through to the c
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -186,9 +186,6 @@ class Fenced:
 
     def watch(self, kind: Kind) -> AsyncIterator[WatchEvent]:
         return self._cluster.watch(kind)
-
-    async def secret(self, name: NamespacedName) -> Mapping[str, bytes]:
-        return await self._cluster.secret(name)
 
     async def apply(self, resource: Resource) -> Resource:
         async with self._holding():

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from aerostat_core.errors import SettingError
-from aerostat_runtime.cluster.port import Cluster
+from aerostat_runtime.cluster.port import Adapter
 
 
-def open_cluster(url: str, *, manager: str = "aerostat") -> Cluster:
+def open_cluster(url: str, *, manager: str = "aerostat") -> Adapter:
     """The adapter that a process is told to use: `folder:STATE`, the state folder of `aerostat up`, or `kubernetes:`.
 
     `manager`: the component, as the owner of what it applies and the source of its events. Raises SettingError.

@@ -1,7 +1,8 @@
-"""`Cluster`: list, watch, apply, patch status. What an API server is to us, and no more.
+"""What an API server is to us, and no more: `Cluster` for the objects, `Secrets` for the one program that reads any.
 
-Adapters: a folder of manifests (`folder`, for standalone) and a Kubernetes API server. One conformance suite runs
-over all of them. Objects are JSON as the API has them; `aerostat_core.resources` reads them.
+Adapters: a state folder (`folder`, for standalone), a Kubernetes API server (`kubernetes`), and objects in memory (for tests, in
+`aerostat_testing`). One conformance suite runs over all of them. Objects are JSON as the API has them; `aerostat_core.resources`
+reads them.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -97,8 +98,17 @@ class Cluster(Protocol):
         """Record an event. Best effort: nothing depends on it."""
         ...
 
+    async def close(self) -> None: ...
+
+
+class Secrets(Protocol):
     async def secret(self, name: NamespacedName) -> Mapping[str, bytes]:
-        """What a Secret holds now, by key; nothing of it is kept here. The error for one that cannot be had says what to do."""
+        """What a Secret holds now, by key; nothing of it is kept here.
+
+        Raises PermanentError or TemporaryError for one that cannot be had; the message says what to do.
+        """
         ...
 
-    async def close(self) -> None: ...
+
+class Adapter(Cluster, Secrets, Protocol):
+    """All that an adapter is; each program hands its parts on only what they use."""
