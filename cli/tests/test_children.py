@@ -1,6 +1,7 @@
 """Children of `aerostat up`: real processes, since starting and ending them is all that the module does."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from aerostat_testing.waiting import eventually
 
 pytestmark = pytest.mark.cpu
 
+PR_SET_CHILD_SUBREAPER = 36
 SLEEPS = "import time; time.sleep(60)"
 IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 PARENT_OF_SLEEPER = f"""
@@ -100,7 +102,7 @@ def adopting() -> Iterator[None]:
     """For one test: whoever adopts and does not reap keeps the dead of later tests."""
     adopt_orphans()
     yield
-    adopt_orphans(False)
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
 
 
 @pytest.mark.usefixtures("adopting")

@@ -21,9 +21,9 @@ def die_with_parent(parent_pid: int, signum: signal.Signals = signal.SIGTERM) ->
         raise SystemExit(f"the parent (pid {parent_pid}) is gone already")
 
 
-def adopt_orphans(adopts: bool = True) -> None:
-    """Become the parent of descendants whose own parent ended, so that they can be reaped here; or leave them to others again."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopts))
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ended, so that they can be reaped here."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:
