@@ -2,10 +2,7 @@
 
 import json
 import os
-import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from aerostat_engine.models.hub import Hub
 from aerostat_engine.models.source import HubSource
 from aerostat_engine.prepare import Reporter, from_hub, take_token
 from aerostat_testing.hub import LoopbackHub
+from aerostat_testing.preparing import LIMIT, outcome, start_preparing
 from aerostat_testing.tiny_files import CONFIG, safetensors
 
 pytestmark = pytest.mark.cpu
@@ -260,19 +258,10 @@ def test_a_disk_without_room_is_told_before_the_weights_are_fetched(
 
 def test_a_disk_that_takes_no_more_is_said_so_and_nothing_half_written_stays(hub: LoopbackHub, tmp_path: Path) -> None:
     hub.add(NAME, SMALL | {"model.safetensors": safetensors(100_000)})
-    command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{NAME}", "--cache", str(tmp_path)]
     environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
-    limit = (64 << 10, 64 << 10)  # less than the weights, more than all other files
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
-    )
-    assert json.loads(done.stdout.splitlines()[-1])["error"]["reason"] == "DiskFull"
+    file_limit = 64 << 10  # less than the weights, more than all other files
+    code, lines = outcome(start_preparing(f"hf://{NAME}", tmp_path, env=environment, file_limit=file_limit))
+    assert (code, lines[-1]["error"]["reason"]) == (2, "DiskFull")
     assert not list(tmp_path.rglob("*.safetensors"))
     assert not list(tmp_path.rglob("*.incomplete"))
 
@@ -302,13 +291,13 @@ def test_the_process_uses_the_token_of_its_environment_and_no_other(hub: Loopbac
     (home / "token").write_text("hf_of-who-logged-in-once")
     hub.add(NAME, {name: data for name, data in WHOLE.items() if "tokenizer" not in name}, readers={TOKEN})
     variables = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"} | ({"HF_TOKEN": token} if token else {})
-    command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{NAME}", "--cache", str(tmp_path / "cache")]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | variables
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert json.loads(done.stdout.splitlines()[-1])["error"]["reason"] == ("TokenizerMissing" if token else "SourceNotFound")
+    with start_preparing(f"hf://{NAME}", tmp_path / "cache", env=environment) as process:
+        said, complaints = process.communicate(timeout=LIMIT)
+    assert json.loads(said.splitlines()[-1])["error"]["reason"] == ("TokenizerMissing" if token else "SourceNotFound")
     assert {asked.token for asked in hub.asked if not asked.path.startswith("/storage/")} == {token}
     assert all(asked.user_agent.startswith("aerostat/") and "torch" not in asked.user_agent for asked in hub.asked)
-    assert TOKEN not in done.stdout + done.stderr
+    assert TOKEN not in said + complaints
     assert [path.name for path in home.iterdir()] == ["token"]
 
 

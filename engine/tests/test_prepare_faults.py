@@ -1,11 +1,8 @@
 """Preparing for real, as processes, under what can happen to them: company, kill -9, a disk without room."""
 
 import json
-import resource
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,12 @@ import gguf
 import numpy as np
 import pytest
 
+from aerostat_core.ids import Bytes
+from aerostat_testing.preparing import LIMIT, outcome, start_preparing
 from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cpu
 
-LIMIT = 120.0
 N_LAYERS, WIDTH, HEADS, KV_HEADS, VOCABULARY = 2, 64, 4, 2, 320
 FILE_LIMIT = 64 << 10  # less than the model's weights, more than all its other files
 
@@ -70,17 +68,8 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(model: Path, cache: Path, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"file://{model}", "--cache", str(cache), "--dtype", "float32"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=before)
-
-
-def outcome(process: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and what it said, line by line."""
-    said, complaints = process.communicate(timeout=LIMIT)
-    lines = [json.loads(line) for line in said.splitlines()]
-    assert lines, complaints[-2000:]
-    return process.returncode, lines
+def start(model: Path, cache: Path, file_limit: Bytes | None = None) -> subprocess.Popen[str]:
+    return start_preparing(f"file://{model}", cache, "--dtype", "float32", file_limit=file_limit)
 
 
 def steps(lines: list[dict[str, Any]]) -> set[str]:
@@ -118,7 +107,7 @@ def test_a_conversion_that_was_killed_is_done_anew(tiny_gguf: Path, tmp_path: Pa
 
 
 def test_a_disk_that_takes_no_more_is_said_so_and_nothing_half_written_stays(tiny_gguf: Path, tmp_path: Path) -> None:
-    code, lines = outcome(start(tiny_gguf, tmp_path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))))
+    code, lines = outcome(start(tiny_gguf, tmp_path, FILE_LIMIT))
     assert code == 2
     assert lines[-1]["error"]["reason"] == "DiskFull"
     assert left_half_done(tmp_path) == []

@@ -155,7 +155,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], log_path: Path, memory_l
             stderr=log,
             close_fds=True,
             start_new_session=True,
-            preexec_fn=partial(_become_child, os.getpid(), memory_limit_bytes),  # safe: the keeper has one thread
+            preexec_fn=partial(_become_child, os.getpid(), memory_limit_bytes),  # noqa: PLW1509 -- safe: the keeper has one thread
         )
     finally:
         os.close(log)
