@@ -183,6 +183,12 @@ def test_two_engines_do_not_leave_for_the_same_bytes() -> None:
     later = decide(6.0, new, tracks[1], tracks[0].draining(5.0), prepared=ready)
     assert later.actions == ()
     assert later.verdicts[key("b")].state is EngineState.OPEN
+    ended = decide(7.0, new, tracks[1], prepared=ready)
+    assert ended.actions == (Start(key("a")),)
+    tried = Track(key=key("a")).not_started(7.0, fingerprint(new, new.models[0]), CRASH)
+    crashed = decide(7.0, new, tracks[1], tried, prepared=ready)
+    assert crashed.actions == (), "the one that is started again keeps its promise"
+    assert ended.verdicts[key("b")].state is crashed.verdicts[key("b")].state is EngineState.OPEN
 
 
 def test_an_engine_that_serves_on_is_ended_for_its_own_fault_and_for_being_unwanted() -> None:

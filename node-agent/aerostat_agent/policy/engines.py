@@ -5,7 +5,7 @@ Level-triggered: the plan depends on the present alone, so a lost event costs a 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +70,10 @@ class Kill:
 Action = Prepare | Start | Drain | End | Kill
 
 
+Promised = dict[NamespacedName, dict[EngineKey, Footprint]]
+"""Of each instance: what engines hold, or what their successors will, whichever is more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What to tell people and routers about a model now."""
@@ -124,42 +128,37 @@ def plan(
     prepared: Mapping[EngineKey, Prepared],
     capacities: Mapping[NamespacedName, Bytes],
 ) -> Plan:
-    """One step. Starts are planned in the order of `wanted`, each against what the ones before it will hold."""
+    """One step. Starts are planned in the order of `wanted`, each beside what all others hold and were promised.
+
+    What serves is judged last: it leaves only for a successor that fits beside every engine that is to come, whether that one's
+    predecessor still drains, has ended, or failed and is to be tried again.
+    """
     by_key = {w.key: w for w in wanted}
-    held: dict[NamespacedName, dict[EngineKey, Footprint]] = {name: {} for name in capacities}
+    promised: Promised = {name: {} for name in capacities}
     for track in tracks.values():
         if track.footprint is not None:
-            held.setdefault(track.key.instance, {})[track.key] = track.footprint
-    actions, verdicts = _judge_running(now, by_key, [t for t in tracks.values() if t.has_process], prepared, held, capacities)
-    for want in by_key.values():
-        track = tracks.get(want.key, Track(key=want.key))
-        if track.has_process:
-            continue
-        others = held[want.key.instance]
-        action, verdict = _start_or_wait(now, want, track, prepared.get(want.key), others.values(), capacities[want.key.instance])
-        verdicts[want.key] = verdict
-        if action is not None:
-            actions.append(action)
-        if isinstance(action, Start):
-            footprint = prepared[want.key].footprint
-            assert footprint is not None, "a start is planned only for what is prepared"
-            others[want.key] = footprint
-    return Plan(actions=tuple(actions), verdicts=verdicts)
+            promised.setdefault(track.key.instance, {})[track.key] = track.footprint
+    running = [t for t in tracks.values() if t.has_process]
+    verdicts: dict[EngineKey, Verdict] = {}
+    leaving = _judge_running(now, by_key, [t for t in running if t.phase is not Phase.OPEN], prepared, promised, capacities, verdicts)
+    idle = [(want, track) for want in by_key.values() if not (track := tracks.get(want.key, Track(key=want.key))).has_process]
+    starting = _judge_idle(now, idle, prepared, promised, capacities, verdicts)
+    serving = _judge_running(now, by_key, [t for t in running if t.phase is Phase.OPEN], prepared, promised, capacities, verdicts)
+    return Plan(actions=(*leaving, *serving, *starting), verdicts=verdicts)
 
 
 def _judge_running(
     now: Seconds,
     wanted: Mapping[EngineKey, Wanted],
-    running: Sequence[Track],
+    running: Iterable[Track],
     prepared: Mapping[EngineKey, Prepared],
-    held: Mapping[NamespacedName, Mapping[EngineKey, Footprint]],
+    promised: Promised,
     capacities: Mapping[NamespacedName, Bytes],
-) -> tuple[list[Action], dict[EngineKey, Verdict]]:
+    verdicts: dict[EngineKey, Verdict],
+) -> list[Action]:
     """What an engine leaves is promised to its successor before the next one is judged: two may not leave for the same bytes."""
     actions: list[Action] = []
-    verdicts: dict[EngineKey, Verdict] = {}
-    promised = {name: dict(of_instance) for name, of_instance in held.items()}
-    for track in sorted(running, key=lambda t: t.phase is Phase.OPEN):  # those that leave already come first
+    for track in running:
         want, ready = wanted.get(track.key), prepared.get(track.key)
         others = promised[track.key.instance]
         if want is not None and (stays := _serves_on(want, track, ready, others, capacities[track.key.instance])):
@@ -170,7 +169,31 @@ def _judge_running(
         verdicts[track.key] = _running_verdict(track, want)
         if want is not None and want.is_open and ready is not None and ready.footprint is not None:
             others[track.key] = max(others[track.key], ready.footprint, key=lambda f: f.total)
-    return actions, verdicts
+    return actions
+
+
+def _judge_idle(
+    now: Seconds,
+    idle: Iterable[tuple[Wanted, Track]],
+    prepared: Mapping[EngineKey, Prepared],
+    promised: Promised,
+    capacities: Mapping[NamespacedName, Bytes],
+    verdicts: dict[EngineKey, Verdict],
+) -> list[Action]:
+    """A start, or its next try, is promised its memory; what does not fit, or is tried no more, is promised nothing."""
+    actions: list[Action] = []
+    for want, track in idle:
+        ready, others, capacity = prepared.get(want.key), promised[want.key.instance], capacities[want.key.instance]
+        action, verdicts[want.key] = _start_or_wait(now, want, track, ready, others.values(), capacity)
+        actions += [] if action is None else [action]
+        footprint = None if ready is None or not want.is_open else ready.footprint
+        if (
+            footprint is not None
+            and not track.attempts.of(want.fingerprint).is_exhausted
+            and not refuse(footprint, others.values(), capacity)
+        ):
+            others[want.key] = footprint
+    return actions
 
 
 def _serves_on(
