@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_TRIES: Final = 3
 AVOID_FOR: Final[Seconds] = 1.0  # an engine that failed a call before its first byte
 PATIENCE: Final = 8  # held calls in a row that found no place, after which the rest is not asked
+UNPLACED_RETRY: Final[Seconds] = 30.0  # until somebody changed what is declared, or the operator found a place
 IsHealthy = Callable[[Endpoint, str], Awaitable[bool]]
 
 
@@ -270,7 +271,7 @@ class Dispatcher:
             self._refuse(call, api_errors.no_capacity(model.served_name, nothing.detail, retry_after=nothing.retry_after))
             return
         if nothing.lack in (Lack.NO_INSTANCE, Lack.LEAVING) and (why := self.catalog.why_unplaced(model)) is not None:
-            self._refuse(call, api_errors.no_capacity(model.served_name, why, retry_after=30))
+            self._refuse(call, api_errors.no_capacity(model.served_name, why, retry_after=UNPLACED_RETRY))
             return
         is_full = nothing.lack is Lack.FULL
         spilled = self._spill(call, view, now) if is_full else None
@@ -324,6 +325,8 @@ class Dispatcher:
             return api_errors.saturated(name, retry_after=why.retry_after)
         if why is not None and why.lack in (Lack.STALE, Lack.NO_INSTANCE, Lack.LEAVING):
             return api_errors.no_capacity(name, why.detail, retry_after=why.retry_after)
+        if (unplaced := self.catalog.why_unplaced(call.model)) is not None:
+            return api_errors.no_capacity(name, unplaced, retry_after=UNPLACED_RETRY)
         opening = [c.engine.open_in_seconds or c.engine.open_seconds for c in self.fleet.candidates(call.model.name)]
         return api_errors.model_waking(name, retry_after=max(1.0, min(opening, default=1.0)))
 

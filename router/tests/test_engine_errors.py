@@ -40,7 +40,7 @@ def test_a_validation_error_says_what_is_wrong_and_not_where_in_the_engine(body:
 
 
 def test_a_message_of_many_spaces_is_cut_as_any_other() -> None:
-    spaces = " " * (60 << 10)
+    spaces = " " * (4 << 20)  # a search in quadratic time would take days
     where = 'File "/usr/lib/x.py", line 7, in f'
     assert engine_error("coder", refused(422, orjson.dumps({"detail": f"input: {spaces}{where}"}))).message == "input:"
     assert len(engine_error("coder", refused(422, orjson.dumps({"detail": f"input: {spaces}."}))).message) == 2000

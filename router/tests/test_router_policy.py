@@ -167,10 +167,18 @@ def test_a_closed_model_is_woken_where_it_opens_cheapest_and_a_starting_one_is_w
     assert (waiting.lack, waiting.retry_after) == (Lack.OPENING, 7.0)
 
 
-def test_where_all_instances_drain_nothing_is_being_opened() -> None:
-    nothing = place(CALL, [candidate("a", is_draining=True), candidate("b", state=EngineState.ABSENT, is_draining=True)], {}, SITUATION)
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        pytest.param(candidate("b", state=EngineState.ABSENT, is_draining=True), "draining", id="all drain"),
+        pytest.param(candidate("b", state=EngineState.FAILED, message="out of luck"), "b: out of luck", id="the other failed"),
+    ],
+)
+def test_where_instances_drain_and_the_others_failed_nothing_is_being_opened(other: Candidate, words: str) -> None:
+    nothing = place(CALL, [candidate("a", is_draining=True), other], {}, SITUATION)
     assert isinstance(nothing, Nothing)
     assert nothing.lack is Lack.LEAVING
+    assert words in nothing.detail
 
 
 def test_an_engine_that_is_replaced_or_that_just_failed_the_call_is_waited_for() -> None:

@@ -14,7 +14,7 @@ from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.port import Kind
 from aerostat_testing.declared import instance_object, model_object
 from aerostat_testing.fake_agent import fake_agent, instance_state, model_state
-from aerostat_testing.router_rig import CHAT, SMALL, rig
+from aerostat_testing.router_rig import CHAT, SMALL, Rig, rig
 from aerostat_testing.waiting import eventually
 
 pytestmark = pytest.mark.cpu
@@ -223,22 +223,37 @@ async def test_an_engine_s_refusal_keeps_its_status_and_words_in_our_shape() -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
+async def not_placed(r: Rig, model: NamespacedName, reason: str, message: str) -> None:
+    condition = {
+        "type": "Scheduled",
+        "status": "False",
+        "reason": reason,
+        "message": message,
+        "observedGeneration": 1,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    await r.cluster.patch_status(Kind.MODEL, model, {"conditions": [condition]})
+
+
 async def test_a_declared_model_that_the_operator_cannot_place_says_so() -> None:
     async with rig() as r:
         await r.cluster.apply(model_object("huge"))
-        condition = {
-            "type": "Scheduled",
-            "status": "False",
-            "reason": "TooLarge",
-            "message": "9Gi asked, 1Gi there",
-            "observedGeneration": 1,
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }
-        await r.cluster.patch_status(Kind.MODEL, NamespacedName("default", "huge"), {"conditions": [condition]})
+        await not_placed(r, NamespacedName("default", "huge"), "TooLarge", "9Gi asked, 1Gi there")
         await r.known(lambda app: (model := app.catalog.model("huge")) and app.catalog.why_unplaced(model))
         answer = await r.chat(model="huge")
         assert answer.status_code == 503
         assert "TooLarge: 9Gi asked, 1Gi there" in answer.json()["error"]["message"]
+
+
+async def test_a_call_that_waited_for_a_model_that_is_taken_away_is_told_why_and_not_that_it_wakes() -> None:
+    async with rig(hold_budget="200ms") as r:
+        r.agent.put(instance_state("a", model_state("small", state=pb.DRAINING)))
+        await not_placed(r, SMALL, "NoInstances", "no instance accepts models")
+        await r.known(lambda app: (model := app.catalog.model("small")) and app.catalog.why_unplaced(model))
+        answer = await r.chat()
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "no_capacity"
+        assert "no instance accepts models" in answer.json()["error"]["message"]
 
 
 async def test_a_call_whose_only_node_is_cordoned_is_told_so_at_once_and_not_held_for_an_opening() -> None:
@@ -247,15 +262,7 @@ async def test_a_call_whose_only_node_is_cordoned_is_told_so_at_once_and_not_hel
         await r.known(lambda app: app.fleet.candidates(SMALL)[0].engine.is_draining)
         held = asyncio.create_task(r.chat())
         await eventually(lambda: r.apps[0].dispatcher.n_held == 1, "it is held until the operator has judged")
-        condition = {
-            "type": "Scheduled",
-            "status": "False",
-            "reason": "NoInstances",
-            "message": "no instance accepts models",
-            "observedGeneration": 1,
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }
-        await r.cluster.patch_status(Kind.MODEL, SMALL, {"conditions": [condition]})
+        await not_placed(r, SMALL, "NoInstances", "no instance accepts models")
         async with asyncio.timeout(10):
             for answer in (await held, await r.chat()):
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")

@@ -61,7 +61,7 @@ class Lack(StrEnum):
     FULL = "full"  # every engine that has it is taken
     STALE = "stale"  # those that have it have not been heard of
     FAILED = "failed"  # every instance that may hold it has given up on it
-    LEAVING = "leaving"  # all instances that may hold it drain
+    LEAVING = "leaving"  # of all instances that may hold it, some drain, and on the others it failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +183,7 @@ def _nothing_usable(candidates: Sequence[Candidate], situation: Situation) -> No
     silent = max((situation.now - c.source.heard_at for c in candidates), default=0.0)
     if silent > STALE_AFTER:
         return Nothing(lack=Lack.STALE, detail=f"its node has been silent for {silent:.1f} s", retry_after=1.0)
-    if all(c.engine.is_draining for c in candidates):
-        return Nothing(lack=Lack.LEAVING, detail="its instances are draining", retry_after=1.0)
+    if all(c.engine.is_draining or c.engine.state is EngineState.FAILED for c in candidates):
+        words = "; ".join(f"{e.instance.name}: {e.message or e.reason}" for e in sorted(failed, key=lambda e: e.instance))
+        return Nothing(lack=Lack.LEAVING, detail=words or "its instances are draining", retry_after=1.0)
     return Nothing(lack=Lack.OPENING, detail="its engine is being replaced, or has just failed this call", retry_after=1.0)
