@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aerostat_agent.engine_events import Boundary, Handle, Hello, Identity
 from aerostat_agent.epochs import EpochSource
-from aerostat_agent.keeper_client import Exit, KeeperRefusalError, KeptProcess
+from aerostat_agent.keeper_client import Exit, KeptProcess
 from aerostat_agent.node import Node
 from aerostat_agent.notes import EngineNote
 from aerostat_agent.policy.settlements import WakeAsked
@@ -21,6 +21,7 @@ from aerostat_agent.settings import Settings
 from aerostat_agent.supervisor import Supervisor
 from aerostat_agent.weights import NOTE, Weights
 from aerostat_core.addresses import Address
+from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Bytes, Epoch, InstanceName, ModelName, NamespacedName, NodeName, PoolName, Seconds, SessionKey
 from aerostat_core.resources import Resource
 from aerostat_core.specs import DeviceKind, InstanceModel, InstanceSpec, ResidencyFloor, Sharing, SloTargets
@@ -59,14 +60,14 @@ class FakeKeeper:
         self.environments: dict[Epoch, Mapping[str, str]] = {}
         self.commands: dict[Epoch, tuple[str, ...]] = {}
         self.stubborn: set[Epoch] = set()
-        self.refusal: str = ""
+        self.start_fails: PermanentError | TemporaryError | None = None
         self.on_start: Callable[[KeptProcess], None] = lambda _: None
 
     async def start(
         self, *, epoch: Epoch, argv: Sequence[str], env: Mapping[str, str], log_path: Path, note: bytes, memory_limit_bytes: Bytes = 0
     ) -> int:
-        if self.refusal:
-            raise KeeperRefusalError("StartFailed", self.refusal)
+        if self.start_fails is not None:
+            raise self.start_fails
         process = KeptProcess(
             epoch=epoch, pid=1000 + len(self.commands), exit_code=None, note=note, log_path=log_path, started_at=LoopClock().wall()
         )

@@ -8,6 +8,7 @@ read when a run starts and is in the environment of that process only.
 import asyncio
 import json
 import logging
+import re
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from aerostat_agent.keeper_client import Exit, Keeper, KeeperRefusalError
+from aerostat_agent.keeper_client import Exit, FencedError, Keeper, KeeperRefusalError
 from aerostat_agent.logtail import last_lines, redact
 from aerostat_agent.notes import PreparedModel, TokenProbe
 from aerostat_agent.policy.tracks import Failure
@@ -32,6 +33,7 @@ NOTE: Final = b'{"prepare": {}}'
 RETRY_AFTER: Final[Seconds] = 30.0  # a source that failed may have been mended: a file put in place, a network back
 _READ_PROGRESS_EVERY: Final[Seconds] = 0.5
 TOKEN_KEY: Final = "token"  # in a Secret
+_REASON: Final = re.compile("[A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +117,13 @@ class Weights:
 
     async def _prepare(self, source: Source) -> None:
         outcome: PreparedModel | Failure
+        token = await self._token(source)
         try:
-            outcome = await self._run(source, await self._token(source))
+            outcome = token if isinstance(token, Failure) else await self._run(source, token)
         except KeeperRefusalError as error:
             outcome = Failure(reason="PrepareNotStarted", message=str(error))
-        except (PermanentError, TemporaryError) as error:
-            outcome = Failure(reason=error.reason, message=error.message)
+        except (FencedError, TemporaryError):
+            return  # the keeper is lost, or another agent's: this agent ends, which is no fault of the source
         if isinstance(outcome, Failure):
             _log.warning("preparing %s failed: %s: %s", source, outcome.reason, outcome.message)
             self._by_source[source] = Preparation(failure=outcome, retry_at=self._clock.monotonic() + RETRY_AFTER)
@@ -129,24 +132,24 @@ class Weights:
             self._by_source[source] = Preparation(model=outcome)
         self._changed()
 
-    async def _token(self, source: Source) -> str | None:
-        """None: the source names no Secret. Raises PermanentError, though another try may find what is missing now."""
+    async def _token(self, source: Source) -> str | Failure | None:
+        """None: the source names no Secret."""
         if source.secret is None:
             return None
         try:
             held = await self._secrets.secret(source.secret)
         except (PermanentError, TemporaryError) as error:
-            message = f'{error.message} (its key "{TOKEN_KEY}" is the token for {source.uri})'
-            raise PermanentError(error.reason, message) from error
+            return Failure(reason=error.reason, message=f'{error.message} (its key "{TOKEN_KEY}" is the token for {source.uri})')
         token = held.get(TOKEN_KEY, b"").decode(errors="replace").strip()
         if not token:
             where = f'Secret "{source.secret.name}" in namespace "{source.secret.namespace}"'
-            raise PermanentError("SecretKeyMissing", f'{where} has no key "{TOKEN_KEY}": put the token for {source.uri} there')
+            return Failure(reason="SecretKeyMissing", message=f'{where} has no key "{TOKEN_KEY}": put the token for {source.uri} there')
         return token
 
     async def _run(self, source: Source, token: str | None) -> PreparedModel | Failure:
         epoch = self._new_epoch()
         log = self._log_dir / f"prepare-{epoch}.log"
+        secrets = (token,) if token else ()
         exit_code = self._exits[epoch] = asyncio.get_running_loop().create_future()
         argv = [*self._command, "--uri", source.uri, "--cache", str(self._cache), "--dtype", source.dtype]
         argv += ["--trust-remote-code"] if source.trust_remote_code else []
@@ -154,18 +157,23 @@ class Weights:
             await self._keeper.start(epoch=epoch, argv=argv, env={TOKEN_ENV: token} if token else {}, log_path=log, note=NOTE)
             while not exit_code.done():
                 await asyncio.wait([exit_code], timeout=_READ_PROGRESS_EVERY)
-                self._report(source, log)
+                self._report(source, log, secrets)
             await self._keeper.forget(epoch)
-            return read_outcome(log, exit_code.result(), secrets=(token,) if token else ())
+            return read_outcome(log, exit_code.result(), secrets=secrets)
         finally:
             del self._exits[epoch]
             log.unlink(missing_ok=True)
 
-    def _report(self, source: Source, log: Path) -> None:
-        progress = next((progress_text(line["progress"]) for line in reversed(list(_json_lines(log))) if "progress" in line), "")
+    def _report(self, source: Source, log: Path, secrets: Collection[str]) -> None:
+        progress = redact(read_progress(log), secrets)
         if progress and progress != self._by_source[source].progress:
             self._by_source[source] = Preparation(progress=progress)
             self._changed()
+
+
+def read_progress(log: Path) -> str:
+    """What the preparer said last that it does; empty before it did."""
+    return next((text for line in reversed(list(_json_lines(log))) if (text := _progress_text(line.get("progress")))), "")
 
 
 def read_outcome(log: Path, exit_code: int, *, secrets: Collection[str] = ()) -> PreparedModel | Failure:
@@ -176,8 +184,8 @@ def read_outcome(log: Path, exit_code: int, *, secrets: Collection[str] = ()) ->
 
 def _outcome(log: Path, exit_code: int, secrets: Collection[str]) -> PreparedModel | Failure:
     for line in reversed(list(_json_lines(log))):
-        if "error" in line:
-            return Failure(reason=str(line["error"]["reason"]), message=str(line["error"]["message"]))
+        if (failure := _failure(line.get("error"))) is not None:
+            return failure
         if exit_code == 0 and "model" in line:
             try:
                 return _prepared(line["model"])
@@ -188,11 +196,22 @@ def _outcome(log: Path, exit_code: int, secrets: Collection[str]) -> PreparedMod
     return Failure(reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{words}")
 
 
-def progress_text(progress: Mapping[str, Any]) -> str:
-    """`download 12Mi of 90Mi`, or the step with its own words."""
-    if progress.get("total_bytes"):
-        return f"{progress['step']} {format_size(progress['done_bytes'])} of {format_size(progress['total_bytes'])}"
-    return f"{progress['step']} {progress.get('message', '')}".strip()
+def _failure(said: Any) -> Failure | None:
+    """None: not what a preparer says, but a line of a library, or of a model's own code."""
+    match said:
+        case {"reason": str(reason), "message": str(message)} if _REASON.fullmatch(reason):
+            return Failure(reason=reason, message=message)
+    return None
+
+
+def _progress_text(said: Any) -> str:
+    """`download 12Mi of 90Mi`, or the step with its own words; empty for anything else."""
+    match said:
+        case {"step": str(step), "done_bytes": int(done), "total_bytes": int(total)} if total:
+            return f"{step} {format_size(done)} of {format_size(total)}"
+        case {"step": str(step), **more}:
+            return f"{step} {more.get('message', '')}".strip()
+    return ""
 
 
 def _prepared(model: Mapping[str, Any]) -> PreparedModel:

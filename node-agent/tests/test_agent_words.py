@@ -16,7 +16,7 @@ from aerostat_agent.policy.memory import Footprint
 from aerostat_agent.policy.tracks import Failure
 from aerostat_agent.probe import judge
 from aerostat_agent.settings import parse_settings
-from aerostat_agent.weights import progress_text, read_outcome
+from aerostat_agent.weights import read_outcome, read_progress
 from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_testing.agent_fakes import MODEL_FACTS
@@ -137,9 +137,14 @@ def test_a_preparation_that_failed_says_why(tmp_path: Path, log: str, exit_code:
     assert says in failure.message
 
 
-def test_progress_is_told_in_the_words_of_a_person() -> None:
-    assert progress_text({"step": "download", "done_bytes": 12 << 20, "total_bytes": 90 << 20}) == "download 12Mi of 90Mi"
-    assert progress_text({"step": "convert", "message": "to safetensors, once"}) == "convert to safetensors, once"
+def test_progress_is_told_in_the_words_of_a_person(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for said, words in (
+        ({"step": "download", "done_bytes": 12 << 20, "total_bytes": 90 << 20}, "download 12Mi of 90Mi"),
+        ({"step": "convert", "message": "to safetensors, once"}, "convert to safetensors, once"),
+    ):
+        log.write_text(json.dumps({"progress": said}))
+        assert read_progress(log) == words
 
 
 @pytest.mark.parametrize("output", [None, [], [3, 4], "3"])

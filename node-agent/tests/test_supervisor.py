@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aerostat_agent.engine_events import Finished, Handle, SessionsMissing, Unhealthy
+from aerostat_agent.keeper_client import KeeperRefusalError
 from aerostat_agent.notes import EngineNote
 from aerostat_agent.policy.engines import KILL_AFTER
 from aerostat_agent.policy.leases import Lease
@@ -276,11 +277,11 @@ async def test_a_start_that_the_keeper_refuses_is_a_failure_like_any_other(tmp_p
     rig.node.declare(instance_spec(instance_model("a")))
     async with rig.running():
         await asyncio.sleep(0.5)
-        rig.keeper.refusal = "cannot start launch: no such file"
+        rig.keeper.start_fails = KeeperRefusalError("StartFailed", "cannot start launch: no such file")
         await asyncio.sleep(1)
         assert state(rig) == (EngineState.STARTING, "StartFailed")
         assert rig.node.used(INSTANCE) == 0
-        rig.keeper.refusal = ""
+        rig.keeper.start_fails = None
         await rig.started("a")
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from aerostat_agent.launching import source_of
-from aerostat_agent.weights import NOTE, RETRY_AFTER, read_outcome
+from aerostat_agent.policy.tracks import Failure
+from aerostat_agent.weights import NOTE, RETRY_AFTER, read_outcome, read_progress
+from aerostat_core.errors import TemporaryError
 from aerostat_core.ids import NamespacedName
 from aerostat_core.specs import EngineState
 from aerostat_testing.agent_fakes import INSTANCE, AgentRig, instance_model, instance_spec, key, settle
@@ -64,6 +66,15 @@ async def test_a_token_is_read_anew_for_each_preparation_and_what_is_missing_is_
         await rig.started("a")
 
 
+async def test_a_keeper_that_is_lost_is_no_failure_of_the_model(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a", uri=URI)))
+    rig.keeper.start_fails = TemporaryError("KeeperLost", "the keeper does not answer", retry_after=1.0)
+    async with rig.running():
+        await settle()
+        assert rig.node.verdicts[key("a")].state is EngineState.STARTING
+
+
 async def test_another_secret_is_another_preparation(tmp_path: Path) -> None:
     rig = AgentRig(tmp_path)
     for name in ("hub", "other"):
@@ -97,3 +108,23 @@ def test_a_token_that_a_preparer_says_is_not_told(tmp_path: Path) -> None:
         outcome = read_outcome(log, exit_code, secrets=["hf_mine"])
         assert "***" in str(outcome)
         assert "hf_mine" not in str(outcome)
+
+
+@pytest.mark.parametrize(
+    "chatter",
+    [
+        '{"error": "boom"}',
+        '{"error": {"message": "x"}}',
+        '{"error": {"reason": "no word", "message": "x"}}',
+        '{"error": null, "progress": 1}',
+        '{"progress": {"done_bytes": 1, "total_bytes": 2}}',
+        '{"model": 1',
+    ],
+)
+def test_lines_that_look_like_a_preparers_are_chatter(tmp_path: Path, chatter: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f'{{"progress": {{"step": "download", "done_bytes": 1024, "total_bytes": 2048}}}}\n{chatter}\n')
+    assert read_progress(log) == "download 1Ki of 2Ki"
+    assert read_outcome(log, 3) == Failure(
+        reason="PrepareFailed", message=f"the preparer ended with exit code 3; the last lines of its log:\n{log.read_text().strip()}"
+    )
