@@ -93,8 +93,8 @@ class Echo:
 
 
 @dataclass
-class Keeper:
-    """Keeps every exchange: a held call."""
+class Holder:
+    """Holds every exchange: a held call."""
 
     held: list[Exchange] = field(default_factory=list)
     n_gone: int = 0
@@ -108,7 +108,7 @@ class Keeper:
 
 
 class Rig:
-    def __init__(self, handler: "Echo | Proxy | Keeper | Broken", settings: FrontSettings | None = None) -> None:
+    def __init__(self, handler: "Echo | Proxy | Holder | Broken", settings: FrontSettings | None = None) -> None:
         self.caller = FakeCaller()
         self.hub = Hub(handler, self.caller, settings or FrontSettings(), asyncio.get_running_loop())
         self.transport = self.connect()

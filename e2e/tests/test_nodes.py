@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import pytest
 
+from aerostat_testing.kubernetes.client import is_true
 from aerostat_testing.kubernetes.nodes import oci
 from aerostat_testing.kubernetes.nodes.cluster import PLANE, Nodes
 from aerostat_testing.kubernetes.nodes.namespace import NodesNamespace
-from aerostat_testing.kubernetes.operators import is_true
 from aerostat_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]

@@ -30,7 +30,7 @@ import sys, time
 from pathlib import Path
 from aerostat_testing.kubernetes.build import node_programs
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
-with Nodes(Path(sys.argv[1]), node_programs()):
+with Nodes(Path(sys.argv[1]), node_programs):
     print("ready", flush=True)
     time.sleep(600)
 """
@@ -134,7 +134,7 @@ def command(folder: Path, *arguments: str) -> str:
 
 
 def test_a_cluster_that_ends_in_order_leaves_its_logs(found_node_programs: NodePrograms, tmp_path: Path) -> None:
-    with Nodes(tmp_path, found_node_programs, 1):
+    with Nodes(tmp_path, lambda: found_node_programs, 1):
         traces = Traces.of(tmp_path)
         assert len(traces.networks) == 2, "the control plane's and the node's"
     assert traces.left() == []

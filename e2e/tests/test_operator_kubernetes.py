@@ -9,13 +9,13 @@ import pytest
 
 from aerostat_core.ids import NamespacedName, Seconds
 from aerostat_testing.kubernetes.apiserver import ApiServer
+from aerostat_testing.kubernetes.client import is_true
 from aerostat_testing.kubernetes.operators import (
     API,
     LEASE_DURATION,
     MERGE,
     OperatorProcess,
     events,
-    is_true,
     objects,
     only_node,
     report_open,

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from aerostat_testing.hub import LoopbackHub, files_of
+from aerostat_testing.preparing import LIMIT, start_preparing
 
 pytestmark = pytest.mark.engine
 
@@ -55,15 +55,14 @@ def _odd(files: Mapping[str, bytes], where: str) -> Mapping[str, bytes]:
 
 
 def _start(hub: LoopbackHub, name: str, folder: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", f"hf://{name}", "--cache", str(folder / "cache"), *flags]
     tokens = {"HF_TOKEN": TOKEN, "HUGGING_FACE_HUB_TOKEN": TOKEN}
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0", **tokens}
     folder.mkdir(parents=True, exist_ok=True)
-    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_preparing(f"hf://{name}", folder / "cache", *flags, env=os.environ | environment)
 
 
 def _outcome(run: subprocess.Popen[str]) -> dict[str, Any]:
-    said, complaints = run.communicate(timeout=120)
+    said, complaints = run.communicate(timeout=LIMIT)
     outcome: dict[str, Any] = json.loads(said.splitlines()[-1])
     assert TOKEN not in said + complaints
     return outcome

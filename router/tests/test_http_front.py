@@ -15,7 +15,7 @@ from aerostat_testing.front_rig import (
     SSE_HEAD,
     Broken,
     Echo,
-    Keeper,
+    Holder,
     Proxy,
     Rig,
     without_date,
@@ -46,27 +46,27 @@ async def test_pipelined_requests_are_answered_in_order_wherever_they_are_cut() 
 
 
 async def test_a_pipelined_request_waits_for_the_answer_before_it() -> None:
-    keeper = Keeper()
-    rig = Rig(keeper)
+    holder = Holder()
+    rig = Rig(holder)
     rig.send(GET + POST, GET)
-    assert [exchange.request.path for exchange in keeper.held] == [b"/a"]
-    keeper.held[0].reply(200, (), b"1")
-    assert [exchange.request.path for exchange in keeper.held] == [b"/a", b"/b"]
-    keeper.held[1].reply(200, (), b"2")
-    keeper.held[2].reply(204)
+    assert [exchange.request.path for exchange in holder.held] == [b"/a"]
+    holder.held[0].reply(200, (), b"1")
+    assert [exchange.request.path for exchange in holder.held] == [b"/a", b"/b"]
+    holder.held[1].reply(200, (), b"2")
+    holder.held[2].reply(204)
     assert rig.transport.take().count(b"HTTP/1.1 20") == 3
     await rig.finish()
 
 
 async def test_bytes_behind_a_request_under_way_stop_being_read_past_a_bound() -> None:
-    keeper = Keeper()
-    rig = Rig(keeper, FrontSettings(max_held_bytes=100))
+    holder = Holder()
+    rig = Rig(holder, FrontSettings(max_held_bytes=100))
     is_reading = [rig.transport.is_reading_now]
     for pieces in ((GET, GET * 3), (GET,)):
         rig.send(*pieces)
         is_reading.append(rig.transport.is_reading_now)
     for i in range(5):
-        keeper.held[i].reply(204)
+        holder.held[i].reply(204)
     is_reading.append(rig.transport.is_reading_now)
     assert is_reading == [True, True, False, True]
     await rig.finish()
@@ -74,10 +74,10 @@ async def test_bytes_behind_a_request_under_way_stop_being_read_past_a_bound() -
 
 @pytest.mark.parametrize("status", [204, 304])
 async def test_answers_without_a_body_have_neither_length_nor_body(status: int) -> None:
-    keeper = Keeper()
-    rig = Rig(keeper)
+    holder = Holder()
+    rig = Rig(holder)
     rig.send(GET)
-    keeper.held[0].reply(status, (), b"ignored")
+    holder.held[0].reply(status, (), b"ignored")
     reply = rig.transport.take()
     assert reply.endswith(b"\r\n\r\n")
     assert b"content-length" not in reply
@@ -174,14 +174,14 @@ async def test_the_body_is_asked_for_when_the_client_waits_to_be_asked() -> None
 
 
 async def test_the_body_is_not_asked_for_in_the_middle_of_another_answer() -> None:
-    keeper = Keeper()
-    rig = Rig(keeper)
+    holder = Holder()
+    rig = Rig(holder)
     head, body = POST.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").split(b"\r\n\r\n")
     assert rig.send(GET + head + b"\r\n\r\n") == b""
-    keeper.held[0].reply(204)
+    holder.held[0].reply(204)
     assert rig.transport.take().endswith(b"\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")
     rig.send(body)
-    keeper.held[1].reply(204)
+    holder.held[1].reply(204)
     await rig.finish()
 
 
@@ -216,11 +216,11 @@ async def test_a_request_that_trickles_in_is_refused_after_its_time_however_it_t
 
 
 async def test_a_call_that_is_held_has_no_deadline_here() -> None:
-    keeper = Keeper()
-    rig = Rig(keeper, FrontSettings(head_timeout_s=1, body_timeout_s=1, idle_timeout_s=1, stall_timeout_s=1))
+    holder = Holder()
+    rig = Rig(holder, FrontSettings(head_timeout_s=1, body_timeout_s=1, idle_timeout_s=1, stall_timeout_s=1))
     rig.send(GET)
     await asyncio.sleep(100)
-    keeper.held[0].reply_error(model_waking("m", retry_after=2))
+    holder.held[0].reply_error(model_waking("m", retry_after=2))
     assert b"retry-after: 2\r\n" in rig.transport.take()
     await rig.finish()
 

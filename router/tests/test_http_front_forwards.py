@@ -21,7 +21,7 @@ from aerostat_testing.front_rig import (
     SSE_HEAD,
     Echo,
     FakeCall,
-    Keeper,
+    Holder,
     Proxy,
     Rig,
 )
@@ -34,13 +34,13 @@ pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
 
 
 async def test_a_hang_up_while_held_is_told_once_and_later_verbs_are_harmless() -> None:
-    keeper, proxy = Keeper(), Proxy()
-    rig = Rig(keeper)
+    holder, proxy = Holder(), Proxy()
+    rig = Rig(holder)
     rig.send(GET)
-    exchange = keeper.held[0]
+    exchange = holder.held[0]
     rig.transport.lose()
     await asyncio.sleep(0)
-    assert keeper.n_gone == 1
+    assert holder.n_gone == 1
     assert not exchange.is_open
     exchange.reply(200, (), b"late")
     exchange.forward(ENDPOINT, CallRequest(b"GET", b"/"), proxy)

@@ -109,7 +109,7 @@ class _Module:
 
     @property
     def key(self) -> str:
-        """Of all that makes a difference to what is built."""
+        """Of the sources and settings that tell one build from another."""
         sources = [path.read_bytes() for path in sorted(self.source.rglob("*")) if path.is_file()]
         settings = (GO, self.linker_flags, sorted(self.renamed.items()), self.tools, self.tags, self.links_c)
         return hashlib.sha256(b"\0".join([*sources, repr(settings).encode()])).hexdigest()

@@ -1,10 +1,10 @@
-"""Being a client of an API server: a kubeconfig that says who one is, and kubectl run as that."""
+"""Being a client of an API server: a kubeconfig that says who one is, kubectl run as that, and what its answers say."""
 
 import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -41,3 +41,9 @@ def run_kubectl(
         error.add_note(done.stdout + done.stderr)
         raise error
     return done.stdout
+
+
+def is_true(resource: dict[str, Any], condition: str) -> bool:
+    """Whether that condition of an object is so."""
+    found = resource.get("status", {}).get("conditions", [])
+    return any(c["type"] == condition and c["status"] == "True" for c in found)

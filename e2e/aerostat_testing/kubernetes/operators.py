@@ -128,11 +128,6 @@ def report_open(server: ApiServer, namespace: str) -> None:
         server.call("PATCH", path, {"status": status}, content_type=MERGE)
 
 
-def is_true(resource: dict[str, Any], condition: str) -> bool:
-    found = resource.get("status", {}).get("conditions", [])
-    return any(c["type"] == condition and c["status"] == "True" for c in found)
-
-
 def events(server: ApiServer, namespace: str) -> list[tuple[str, str, int]]:
     """(object, reason, how often it was told)."""
     found = server.call("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]

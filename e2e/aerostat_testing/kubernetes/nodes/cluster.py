@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -41,10 +42,12 @@ class Nodes:
     """Context manager: they end with it, and with this process.
 
     Or `start` and `let_stay`; later another object of that folder may use them, `start` what is off, and `end` them.
+    `programs` is asked for what runs as nodes when something is started, or kubectl is: ending them takes none.
     """
 
-    def __init__(self, folder: Path, found: NodePrograms, n_nodes: int = 2, *, say: Say = lambda _: None) -> None:
-        self.folder, self.found, self.n_nodes = folder, found, n_nodes
+    def __init__(self, folder: Path, programs: Callable[[], NodePrograms], n_nodes: int = 2, *, say: Say = lambda _: None) -> None:
+        self.folder, self.n_nodes = folder, n_nodes
+        self._programs = programs
         self._say = say
         self._plane = Machine(folder / PLANE)
         self._control_plane = ControlPlane(self._plane.folder)
@@ -114,6 +117,10 @@ class Nodes:
         (self._held(machine) / program).unlink()
 
     # ------------------------------------------------------------ use
+
+    @cached_property
+    def found(self) -> NodePrograms:
+        return self._programs()
 
     @property
     def names(self) -> tuple[str, ...]:

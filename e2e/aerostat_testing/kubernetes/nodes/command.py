@@ -30,7 +30,7 @@ def up(folder: Path, n_nodes: int) -> None:
     """Start what does not run yet."""
     require()  # before the long build
     with _alone(folder):
-        nodes = Nodes(folder, node_programs(), n_nodes, say=_say)
+        nodes = Nodes(folder, node_programs, n_nodes, say=_say)
         if nodes.is_running:
             nodes.n_nodes = max(n_nodes, _n_nodes(folder))
         nodes.start()
@@ -56,11 +56,11 @@ def image(folder: Path, archives: list[Path]) -> None:
 def down(folder: Path) -> None:
     """End it, and remove what one left that was killed."""
     with _alone(folder):
-        Nodes(folder, node_programs(), _n_nodes(folder)).end()
+        Nodes(folder, node_programs, _n_nodes(folder)).end()
 
 
 def _running(folder: Path) -> Nodes:
-    nodes = Nodes(folder, node_programs(), _n_nodes(folder))
+    nodes = Nodes(folder, node_programs, _n_nodes(folder))
     if not nodes.is_running:
         raise SystemExit("there is no cluster: `make cluster-up` first")
     return nodes

@@ -31,7 +31,7 @@ def found_node_programs(uncaptured: Uncaptured) -> NodePrograms:
 @pytest.fixture(scope="session")
 def nodes(found_node_programs: NodePrograms, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Two of them."""
-    with Nodes(tmp_path_factory.mktemp("nodes"), found_node_programs) as cluster:
+    with Nodes(tmp_path_factory.mktemp("nodes"), lambda: found_node_programs) as cluster:
         yield cluster
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import yaml
 
 from aerostat_core.ids import Seconds
+from aerostat_testing.kubernetes.client import is_true
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
-from aerostat_testing.kubernetes.operators import is_true
 from aerostat_testing.waiting import wait_for
 
 _LIMIT: Final[Seconds] = 20.0
