@@ -115,7 +115,8 @@ def a_model_that_cannot_be_served_says_why(served: Served, tiny_models: Mapping[
 def a_changed_model_is_served_as_it_is_declared(served: Served, tiny_models: Mapping[str, Path], hub: LoopbackHub) -> None:
     changed = model("sleeper", tiny_models["qwen3"], source=private_source(served), servedName="renamed")
     served.write("sleeper.yaml", changed)
-    wait_for(lambda: post(served.url, {"model": "sleeper", "messages": HELLO}).status_code == httpx.codes.NOT_FOUND, "the old name is gone")
+    old = {"model": "sleeper", "messages": HELLO, "max_tokens": 1}
+    wait_for(lambda: post(served.url, old).status_code == httpx.codes.NOT_FOUND, "the old name is gone", limit=60)
     served.wait_ready("sleeper")
     assert chat(served.url, "renamed", HELLO).route != "wake", "Ready is said of what is declared now, not of what ran before"
     assert "model.safetensors" in hub.fetched()

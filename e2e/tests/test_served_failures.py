@@ -76,7 +76,7 @@ def agent_dies_and_no_stream_breaks(served: Served, whole: str) -> None:
     agent = served.child("aerostat_agent --node")
     with Listener(served) as client:
         agent.kill()
-        wait_for(lambda: served.child("aerostat_agent --node").pid != agent.pid, "a new agent starts")
+        wait_for(lambda: served.child("aerostat_agent --node").pid != agent.pid, "a new agent starts", limit=60)
     assert client.events[-1] == {"done": True}
     assert text_of(client.events) == whole
     served.wait_ready("qwen", limit=30)
