@@ -1,6 +1,7 @@
 """Runs a test on the event loops that the product meets: asyncio's own and uvloop."""
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -28,13 +29,15 @@ def run_in_new_loop(coroutine: Coroutine[Any, Any, None], loop_name: str = "asyn
     assert not reports
 
 
-def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[str], None]:
-    """Makes a test of a coroutine function without arguments, once for each loop."""
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a test of a coroutine function, once for each loop. What it takes as arguments are fixtures."""
 
-    @pytest.mark.parametrize("loop_name", sorted(_FACTORIES))
-    def run(loop_name: str) -> None:
-        run_in_new_loop(test(), loop_name)
+    def run(loop_name: str, **fixtures: Any) -> None:
+        run_in_new_loop(test(**fixtures), loop_name)
 
+    of_loop = inspect.Parameter("loop_name", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(run)["__signature__"] = inspect.Signature([of_loop, *inspect.signature(test).parameters.values()])
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__
-    return run
+    parametrized: Callable[..., None] = pytest.mark.parametrize("loop_name", sorted(_FACTORIES))(run)
+    return parametrized

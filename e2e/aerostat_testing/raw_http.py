@@ -5,6 +5,7 @@ Real sockets on loopback (`raw_server`, `connect`), and a transport without one 
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -81,7 +82,7 @@ class Peer:
 
     async def close(self) -> None:
         self.writer.close()
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, ssl.SSLError):
             await self.writer.wait_closed()
 
 
@@ -96,7 +97,7 @@ class RawServer:
 
 
 @asynccontextmanager
-async def raw_server(script: Script) -> AsyncIterator[RawServer]:
+async def raw_server(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
     """Runs `script` on every connection, then closes it. What a script raises, but for a lost connection, fails the test at the end."""
     state = RawServer()
     tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +107,7 @@ async def raw_server(script: Script) -> AsyncIterator[RawServer]:
         peer = Peer(reader, writer)
         try:
             await script(peer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
             pass
         except Exception as failure:
             state.failures.append(failure)
@@ -118,22 +119,27 @@ async def raw_server(script: Script) -> AsyncIterator[RawServer]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state
     finally:
+        ended = asyncio.ensure_future(server.wait_closed())  # begun before `close`: after it, Python 3.11 waits for no connection
+        await asyncio.sleep(0)
         server.close()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(WAIT_S):
+            await ended
     if state.failures:
         raise state.failures[0]
 
 
 @asynccontextmanager
-async def connect(port: int) -> AsyncIterator[Peer]:
-    peer = Peer(*await asyncio.open_connection("127.0.0.1", port))
+async def connect(port: int, tls: ssl.SSLContext | None = None, *, name: str | None = None) -> AsyncIterator[Peer]:
+    """By TLS, `name` is that of the server. A client learns with its first read that it was refused."""
+    peer = Peer(*await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=name))
     try:
         yield peer
     finally:
