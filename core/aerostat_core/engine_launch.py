@@ -42,6 +42,7 @@ class EngineLaunch:
     run_dir: str  # sockets and temporary files of this engine; short, since a Unix socket's path takes 107 bytes
     agent_socket: str
     host: str = "127.0.0.1"
+    tls_dir: str | None = None  # it serves HTTPS, to peers of our CA, by the tls.crt, tls.key and ca.crt there
     page_size: int = 16
     dtype: str = "auto"
     context_tokens: int | None = None
@@ -86,6 +87,7 @@ class EngineLaunch:
             (self.context_tokens is None or _whole(self.context_tokens, 1), "context_tokens must be at least 1, or null"),
             (self.dtype in ("auto", "float32", "bfloat16", "float16"), "dtype must be auto, float32, bfloat16 or float16"),
             (self.log_level in ("debug", "info", "warning", "error"), "log_level must be debug, info, warning or error"),
+            (self.tls_dir is None or (isinstance(self.tls_dir, str) and self.tls_dir != ""), "tls_dir must be a folder, or null"),
             (isinstance(self.engine_args, Mapping), "engine_args must be an object"),
         )
         wrong = [f"{f.name} must be text" for f in fields(self) if f.type in ("str", str) and not isinstance(getattr(self, f.name), str)]

@@ -18,6 +18,7 @@ from aerostat_agent.policy.settlements import WakeAsked
 from aerostat_agent.policy.tracks import EngineKey, Failure
 from aerostat_agent.reports import EngineReports
 from aerostat_agent.settings import Settings
+from aerostat_agent.site import EngineSite
 from aerostat_agent.supervisor import Supervisor
 from aerostat_agent.weights import NOTE, Weights
 from aerostat_core.addresses import Address
@@ -61,7 +62,13 @@ class FakeKeeper:
         self.commands: dict[Epoch, tuple[str, ...]] = {}
         self.stubborn: set[Epoch] = set()
         self.start_fails: PermanentError | TemporaryError | None = None
+        self.site = EngineSite()
+        self.next_port = 40000
         self.on_start: Callable[[KeptProcess], None] = lambda _: None
+
+    async def free_port(self) -> int:
+        self.next_port += 1
+        return self.next_port
 
     async def start(
         self, *, epoch: Epoch, argv: Sequence[str], env: Mapping[str, str], log_path: Path, note: bytes, memory_limit_bytes: Bytes = 0

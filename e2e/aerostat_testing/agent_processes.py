@@ -16,10 +16,13 @@ import psutil
 
 from aerostat.v1 import telemetry_pb2 as tpb
 from aerostat.v1 import telemetry_pb2_grpc as rpc
+from aerostat_core import peers
 from aerostat_core.ids import Seconds
 from aerostat_core.resources import Resource
 from aerostat_runtime.cluster.folder import FolderCluster
 from aerostat_runtime.cluster.port import Kind
+from aerostat_runtime.grpc_tls import peer_channel
+from aerostat_runtime.tls import TlsFolder
 from aerostat_testing.waiting import eventually
 
 LIMIT: Final[Seconds] = 60.0  # generous: it only matters on a machine that is overloaded, or when something is wrong
@@ -100,8 +103,10 @@ async def node_processes(root: Path) -> AsyncIterator[NodeProcesses]:
 
 
 @asynccontextmanager
-async def telemetry_of(address: str) -> "AsyncIterator[rpc.TelemetryAsyncStub]":  # that name is in the generated types only
-    async with grpc.aio.insecure_channel(address) as channel:
+async def telemetry_of(  # that name is in the generated types only
+    address: str, tls: TlsFolder | None = None
+) -> "AsyncIterator[rpc.TelemetryAsyncStub]":
+    async with grpc.aio.insecure_channel(address) if tls is None else peer_channel(address, tls.material, peers.AGENT) as channel:
         yield rpc.TelemetryStub(channel)
 
 

@@ -27,18 +27,29 @@ from aerostat_agent.supervisor import Supervisor
 from aerostat_agent.unix_socket import listen
 from aerostat_agent.weights import Weights
 from aerostat_core.clock import Clock
-from aerostat_core.errors import AerostatError, TemporaryError
+from aerostat_core.errors import AerostatError, SettingError, TemporaryError
 from aerostat_core.ids import Epoch, Seconds
 from aerostat_runtime.cluster.port import Cluster, Kind, Secrets
+from aerostat_runtime.tls import TlsFolder
 
 _log = logging.getLogger(__name__)
 
 _REATTACH_AFTER: Final[Seconds] = 0.5
 
 
-async def serve(settings: Settings, cluster: Cluster, secrets: Secrets, link: KeeperLink, clock: Clock, stop: asyncio.Event) -> None:
+async def serve(
+    settings: Settings,
+    tls: TlsFolder | None,
+    cluster: Cluster,
+    secrets: Secrets,
+    link: KeeperLink,
+    clock: Clock,
+    stop: asyncio.Event,
+) -> None:
     """Returns when told to stop; raises TemporaryError when the keeper's link is lost, FencedError when a newer
-    agent commands, SettingError for an address in use."""
+    agent commands, SettingError for an address in use, or TLS at one end only."""
+    if (tls is None) != (link.site.tls_dir is None):
+        raise SettingError("the agent and the keeper must both be given --tls-dir, or neither: engines serve by the keeper's")
     processes = await link.list()
     new_epoch = EpochSource(clock, max((p.epoch for p in processes), default=Epoch(0)))
     node = Node(settings.node, link.agent_epoch, clock)
@@ -54,7 +65,7 @@ async def serve(settings: Settings, cluster: Cluster, secrets: Secrets, link: Ke
     )
     synced = asyncio.Event()
     async with aiohttp.ClientSession() as http:
-        reports = EngineReports(node, HttpProber(http))
+        reports = EngineReports(node, HttpProber(http, tls))
         links = EngineLinks(reports, link.agent_epoch)
         supervisor = Supervisor(settings, node, link, weights=weights, links=links, new_epoch=new_epoch)
         listener = listen(settings.agent_socket, takes_over=True)  # the keeper has fenced whoever served there
@@ -67,7 +78,7 @@ async def serve(settings: Settings, cluster: Cluster, secrets: Secrets, link: Ke
                     follow_instances(events, node, synced),
                     links.serve(listener.sock),
                     supervisor.follow_exits(link.exits),
-                    _run_synced(settings, node, cluster, supervisor, synced),
+                    _run_synced(settings, tls, node, cluster, supervisor, synced),
                 )
         finally:
             await weights.close()
@@ -75,13 +86,15 @@ async def serve(settings: Settings, cluster: Cluster, secrets: Secrets, link: Ke
             listener.close()
 
 
-async def _run_synced(settings: Settings, node: Node, cluster: Cluster, supervisor: Supervisor, synced: asyncio.Event) -> None:
+async def _run_synced(
+    settings: Settings, tls: TlsFolder | None, node: Node, cluster: Cluster, supervisor: Supervisor, synced: asyncio.Event
+) -> None:
     """Decide, publish and write status once all Instances are known."""
     publisher = Publisher(node)
     async with admin.serving(settings.admin_listen, registry_of(node, publisher), synced.is_set) as admin_address:
         await synced.wait()
         await supervisor.step()
-        server, address = await telemetry.serve(telemetry.TelemetryService(node, publisher), settings.telemetry_listen)
+        server, address = await telemetry.serve(telemetry.TelemetryService(node, publisher), settings.telemetry_listen, tls)
         _log.info("agent epoch %d: telemetry on %s, metrics and health on %s", node.agent_epoch, address, admin_address)
         try:
             await _first_of(supervisor.run(), publisher.run(), StatusWriter(node, cluster, str(address)).run())

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from aerostat.v1 import agent_pb2 as pb
+from aerostat_agent.site import EngineSite
 from aerostat_core.errors import AerostatError, PermanentError, TemporaryError
 from aerostat_core.ids import Bytes, Epoch, Seconds
 from aerostat_runtime.framing import FramedSocket, FramingError
@@ -54,6 +55,13 @@ class FencedError(PermanentError):
 class Keeper(Protocol):
     """What the agent needs of a keeper. All of it raises KeeperRefusalError, FencedError or TemporaryError (the link is lost)."""
 
+    @property
+    def site(self) -> EngineSite: ...
+
+    async def free_port(self) -> int:
+        """At the site's address, for an engine that is started next."""
+        ...
+
     async def start(
         self, *, epoch: Epoch, argv: Sequence[str], env: Mapping[str, str], log_path: Path, note: bytes, memory_limit_bytes: Bytes = 0
     ) -> int:
@@ -80,6 +88,7 @@ class KeeperLink:
         self.fenced: FencedError | None = None  # why it is lost, where a newer agent is the reason
         self.agent_epoch = Epoch(0)
         self.keeper_epoch = Epoch(0)
+        self.site = EngineSite()
 
     @classmethod
     async def attach(cls, path: Path, *, deadline: Seconds) -> "KeeperLink":
@@ -104,6 +113,7 @@ class KeeperLink:
             await link.close()
             raise
         link.agent_epoch, link.keeper_epoch = Epoch(attached.agent_epoch), Epoch(attached.keeper_epoch)
+        link.site = EngineSite(host=attached.engine_host, tls_dir=attached.tls_dir or None)
         return link
 
     async def close(self) -> None:
@@ -126,6 +136,9 @@ class KeeperLink:
     async def list(self) -> tuple[KeptProcess, ...]:
         reply = await self._ask(pb.KeeperRequest(list=pb.ListProcesses()))
         return tuple(map(_kept_process, reply.processes.processes))
+
+    async def free_port(self) -> int:
+        return (await self._ask(pb.KeeperRequest(find_port=pb.FindPort()))).port.port
 
     async def describe(self) -> pb.DeviceList:
         return (await self._ask(pb.KeeperRequest(describe=pb.Describe()))).devices

@@ -9,8 +9,8 @@ from aerostat_agent.notes import EngineNote, PreparedModel
 from aerostat_agent.policy.engines import Wanted
 from aerostat_agent.policy.memory import Footprint, kv_tokens
 from aerostat_agent.policy.tracks import EngineKey
-from aerostat_agent.ports import free_port
 from aerostat_agent.settings import Settings
+from aerostat_agent.site import EngineSite
 from aerostat_agent.weights import Source
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EngineLaunch
 from aerostat_core.errors import PermanentError
@@ -18,7 +18,6 @@ from aerostat_core.ids import Bytes, Epoch, NamespacedName
 from aerostat_core.quantities import format_size
 from aerostat_core.specs import InstanceModel, InstanceSpec
 
-HOST: Final = "127.0.0.1"
 PAGE_TOKENS: Final = 16
 
 
@@ -55,17 +54,18 @@ def footprint(spec: InstanceSpec, model: InstanceModel, prepared: PreparedModel)
     return Footprint(weights=prepared.weights_bytes, reserve=spec.reserve_bytes * spec.tensor_parallel, kv=tokens * per_token)
 
 
-def launch(settings: Settings, spec: InstanceSpec, want: Wanted, prepared: PreparedModel, epoch: Epoch) -> Launch:
-    """A new process: new port, new keys. Raises PermanentError as `footprint` does."""
+def launch(
+    settings: Settings, site: EngineSite, port: int, spec: InstanceSpec, want: Wanted, prepared: PreparedModel, epoch: Epoch
+) -> Launch:
+    """A new process, with new keys, on a port that is free at the site. Raises PermanentError as `footprint` does."""
     held = footprint(spec, want.model, prepared)
-    port = free_port(HOST)
     log_path = settings.log_dir / f"{spec.name.namespace}.{spec.name.name}.{want.model.name}.log"
     note = EngineNote(
         instance=str(spec.name),
         model=want.model.name,
         generation=want.model.generation,
         fingerprint=want.fingerprint,
-        host=HOST,
+        host=site.host,
         port=port,
         log_offset=log_path.stat().st_size if log_path.exists() else 0,
         call_key=secrets.token_urlsafe(),
@@ -79,8 +79,9 @@ def launch(settings: Settings, spec: InstanceSpec, want: Wanted, prepared: Prepa
         instance=str(spec.name),
         epoch=epoch,
         model_path=prepared.path,
-        host=HOST,
+        host=site.host,
         port=port,
+        tls_dir=site.tls_dir,
         kv_tokens=held.kv // _kv_bytes_per_token(want.model, prepared),
         page_size=PAGE_TOKENS,
         run_dir=str(run_dir(settings, epoch)),

@@ -17,6 +17,7 @@ from aerostat_runtime.cluster import open_cluster
 from aerostat_runtime.cluster.port import Adapter
 from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import die_with_parent
+from aerostat_runtime.tls import TlsFolder
 
 _log = logging.getLogger(__name__)
 
@@ -43,12 +44,13 @@ async def run(settings: Settings) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     settings.log_dir.mkdir(mode=0o700, exist_ok=True)
+    tls = None if settings.tls_dir is None else TlsFolder(settings.tls_dir)
     clock = SystemClock()
     cluster = open_cluster(settings.cluster)
     try:
         while not stop.is_set():
             try:
-                await _serve_keeper(settings, cluster, clock, stop)
+                await _serve_keeper(settings, tls, cluster, clock, stop)
             except TemporaryError as error:
                 _log.warning("%s; attaching again", error.message)
                 await asyncio.sleep(error.retry_after)
@@ -56,11 +58,11 @@ async def run(settings: Settings) -> None:
         await cluster.close()
 
 
-async def _serve_keeper(settings: Settings, cluster: Adapter, clock: Clock, stop: asyncio.Event) -> None:
+async def _serve_keeper(settings: Settings, tls: TlsFolder | None, cluster: Adapter, clock: Clock, stop: asyncio.Event) -> None:
     """Raises TemporaryError when the keeper is lost."""
     if (link := await _attach(settings, stop)) is not None:
         try:
-            await serve(settings, cluster, cluster, link, clock, stop)
+            await serve(settings, tls, cluster, cluster, link, clock, stop)
         finally:
             await link.close()
 

@@ -28,6 +28,7 @@ class Settings:
     admin_listen: Address
     parent_pid: int | None
     start_limit: Seconds
+    tls_dir: Path | None = None
     launcher: tuple[str, ...] = _LAUNCHER
     preparer: tuple[str, ...] = _PREPARER
 
@@ -58,6 +59,7 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
     add("--start-limit", type=float, default=600.0, metavar="SECONDS", help="for an engine to become ready (default 600)")
     add("--launcher", default=shlex.join(_LAUNCHER), help="command that runs an engine; gets the launch spec as its last argument")
     add("--preparer", default=shlex.join(_PREPARER), help="command that puts a model's weights on disk")
+    add("--tls-dir", type=Path, metavar="DIR", help="mutual TLS with routers and engines, by tls.crt, tls.key and ca.crt there")
     args = parser.parse_args(argv)
     if args.start_limit <= 0:
         raise SettingError(f"--start-limit must be more than 0 seconds, got {args.start_limit}")
@@ -72,6 +74,7 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
         admin_listen=Address.parse(args.admin_listen, "--admin-listen"),
         parent_pid=args.die_with_parent,
         start_limit=args.start_limit,
+        tls_dir=args.tls_dir,
         launcher=tuple(shlex.split(args.launcher)),
         preparer=tuple(shlex.split(args.preparer)),
     )

@@ -181,8 +181,14 @@ class Supervisor:
         preparation = self._weights.of(source_of(want.key.instance, want.model))
         assert preparation is not None, "a start is planned only for what is prepared"
         assert preparation.model is not None, "a start is planned only for what is prepared"
+        try:
+            port = await self._keeper.free_port()
+        except KeeperRefusalError as error:
+            self._not_started(want, track, now, error)
+            return
         epoch = self._new_epoch()
-        what = launch(self._settings, self._node.specs[want.key.instance], want, preparation.model, epoch)
+        spec = self._node.specs[want.key.instance]
+        what = launch(self._settings, self._keeper.site, port, spec, want, preparation.model, epoch)
         # Known before it runs: its hello or its exit may come before the keeper's answer is read.
         self._follow(epoch, what.note, what.log_path, now)
         self._node.tracks[want.key] = track.started(
@@ -191,12 +197,15 @@ class Supervisor:
         try:
             pid = await self._keeper.start(epoch=epoch, argv=what.argv, env=what.env, log_path=what.log_path, note=what.note.to_bytes())
         except KeeperRefusalError as error:
-            _log.error("%s did not start: %s", want.key, error.message)
             self._node.engine_ended(want.key)
-            failure = Failure(reason=error.reason, message=error.message)
-            self._node.tracks[want.key] = track.not_started(now, want.fingerprint, failure)
+            self._not_started(want, track, now, error)
         else:
             _log.info("started %s, process %d, epoch %d", describe(want.key, what.note.footprint), pid, epoch)
+
+    def _not_started(self, want: Wanted, track: Track, now: Seconds, why: KeeperRefusalError) -> None:
+        _log.error("%s did not start: %s", want.key, why.message)
+        failure = Failure(reason=why.reason, message=why.message)
+        self._node.tracks[want.key] = track.not_started(now, want.fingerprint, failure)
 
     async def _signal(self, track: Track, signum: signal.Signals) -> None:
         assert track.epoch is not None, "only a process gets a signal"

@@ -13,9 +13,12 @@ from aerostat_agent import wire
 from aerostat_agent.node import Node
 from aerostat_agent.publisher import Publisher
 from aerostat_agent.wakes import wake
+from aerostat_core import peers
 from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import LeaseId, Seconds, SessionKey
+from aerostat_runtime.grpc_tls import OnlyFrom, server_credentials
+from aerostat_runtime.tls import TlsFolder
 
 MAX_MESSAGE_BYTES: Final = 32 << 20
 STOP_GRACE: Final[Seconds] = 0.5
@@ -56,12 +59,14 @@ class TelemetryService(rpc.TelemetryServicer):
         return tpb.ReportDemandReply()
 
 
-async def serve(service: TelemetryService, listen: Address) -> tuple[grpc.aio.Server, Address]:
-    """Started; the address has the real port. Raises SettingError when it cannot listen there."""
-    server = grpc.aio.server(options=[("grpc.max_send_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)])
+async def serve(service: TelemetryService, listen: Address, tls: TlsFolder | None) -> tuple[grpc.aio.Server, Address]:
+    """Started; the address has the real port. With TLS it answers routers only. Raises SettingError when it cannot listen there."""
+    options = [("grpc.max_send_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options, interceptors=() if tls is None else (OnlyFrom(peers.ROUTER),))
     rpc.add_TelemetryServicer_to_server(service, server)
     try:
-        port = server.add_insecure_port(str(listen))
+        where = str(listen)
+        port = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, server_credentials(tls))
     except RuntimeError as error:
         raise SettingError(f"cannot listen on {listen}: {error}; set {listen.flag} to a free address") from error
     await server.start()

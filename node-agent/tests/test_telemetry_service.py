@@ -1,5 +1,6 @@
 """The Telemetry service and the token probe over real sockets: what a router may ask, what an engine may answer."""
 
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,10 +19,13 @@ from aerostat_agent.policy.memory import Footprint
 from aerostat_agent.ports import free_port
 from aerostat_agent.probe import HttpProber
 from aerostat_agent.publisher import Publisher
+from aerostat_core import peers
 from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
+from aerostat_runtime.tls import TlsFolder
 from aerostat_testing.agent_fakes import AgentRig, instance_model, instance_spec
 from aerostat_testing.agent_processes import telemetry_of
+from aerostat_testing.certificates import Authority
 
 pytestmark = pytest.mark.cpu
 
@@ -50,7 +54,7 @@ NOTE = EngineNote(
 
 @asynccontextmanager
 async def serving(rig: AgentRig) -> AsyncGenerator[str, None]:
-    server, address = await telemetry.serve(telemetry.TelemetryService(rig.node, Publisher(rig.node)), ANY)
+    server, address = await telemetry.serve(telemetry.TelemetryService(rig.node, Publisher(rig.node)), ANY, None)
     try:
         yield str(address)
     finally:
@@ -104,7 +108,7 @@ async def test_an_address_in_use_is_a_fatal_setting(tmp_path: Path) -> None:
         host, _, port = address.rpartition(":")
         taken = Address(host, int(port), "--some-listen")
         with pytest.raises(SettingError, match="set --some-listen to a free address"):
-            await telemetry.serve(telemetry.TelemetryService(rig.node, publisher), taken)
+            await telemetry.serve(telemetry.TelemetryService(rig.node, publisher), taken, None)
         with pytest.raises(SettingError, match="set --some-listen to a free address"):
             async with admin.serving(taken, registry_of(rig.node, publisher), lambda: True):
                 pass
@@ -122,7 +126,9 @@ async def test_not_ready_before_the_instances_are_known(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def engine_that_answers(answer: web.Response, seen: list[dict[str, object]]) -> AsyncGenerator[int, None]:
+async def engine_that_answers(
+    answer: web.Response, seen: list[dict[str, object]], tls: ssl.SSLContext | None = None
+) -> AsyncGenerator[int, None]:
     async def generate(request: web.Request) -> web.Response:
         seen.append(await request.json() | {"key": request.headers["Authorization"]})
         return answer
@@ -131,7 +137,7 @@ async def engine_that_answers(answer: web.Response, seen: list[dict[str, object]
     app.add_routes([web.post("/generate", generate)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
         yield runner.addresses[0][1]
@@ -165,3 +171,21 @@ async def test_a_port_that_never_opens_fails_the_probe(monkeypatch: pytest.Monke
         failure = await HttpProber(http).probe(replace(NOTE, port=free_port()))
     assert failure is not None
     assert "no tokens within" in failure.message
+
+
+async def test_by_tls_the_probe_trusts_the_answers_of_an_engine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority()
+    agent, engine, other = (TlsFolder(authority.issue(tmp_path / name, name)) for name in (peers.AGENT, peers.ENGINES, "another.example"))
+    right = web.json_response({"output_ids": [3]})
+    async with aiohttp.ClientSession() as http:
+        async with engine_that_answers(right, [], engine.server_context()) as port:
+            assert await HttpProber(http, agent).probe(replace(NOTE, port=port)) is None
+        monkeypatch.setattr(probe, "LIMIT", 0.3)
+        async with engine_that_answers(right, [], other.server_context()) as port:
+            failure = await HttpProber(http, agent).probe(replace(NOTE, port=port))
+        assert failure is not None
+        assert "Hostname mismatch" in failure.message
+        async with engine_that_answers(right, [], None) as port:
+            failure = await HttpProber(http, agent).probe(replace(NOTE, port=port))
+        assert failure is not None
+        assert "SSL" in failure.message

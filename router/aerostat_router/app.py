@@ -33,6 +33,7 @@ from aerostat_router.settings import Settings
 from aerostat_router.telemetry_client import AgentLink, Agents, AgentUnreachableError
 from aerostat_router.wire import demand_request
 from aerostat_runtime.cluster.port import Cluster, Kind
+from aerostat_runtime.tls import TlsFolder
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,9 @@ class RouterApp:
     """Made inside the loop that runs it. `start`, then `stop`; in between `failed` is set when a part ends that must not."""
 
     def __init__(self, settings: Settings, cluster: Cluster, clock: Clock) -> None:
+        """Raises SettingError for a TLS folder that cannot work."""
         self._settings = settings
+        self._tls = None if settings.tls_dir is None else TlsFolder(settings.tls_dir)
         self._cluster = cluster
         self._clock = clock
         self.failed = asyncio.Event()
@@ -54,7 +57,7 @@ class RouterApp:
         self.fleet = Fleet(self._on_telemetry)
         self._background = Background()
         self.agents = Agents(self._make_link, self.fleet.drop)
-        self.pool = Pool()
+        self.pool = Pool(tls=self._tls)
         self.dispatcher = Dispatcher(
             router=settings.name,
             clock=clock,
@@ -112,7 +115,7 @@ class RouterApp:
         self.dispatcher.pump(models)
 
     def _make_link(self, address: str) -> AgentLink:
-        return AgentLink(address, router=self._settings.name, apply=self.fleet.apply, clock=self._clock)
+        return AgentLink(address, router=self._settings.name, apply=self.fleet.apply, clock=self._clock, tls=self._tls)
 
     async def _is_healthy(self, endpoint: Endpoint, call_key: str) -> bool:
         request = CallRequest(b"GET", b"/health", ((b"authorization", b"Bearer " + call_key.encode()),))

@@ -363,7 +363,8 @@ class Dispatcher:
             call.carrier.refuse(error)
             return
         self.metrics.retried(call.model.name, reason)
-        logger.info("a call to %s on %s failed before its first byte (%s)", call.model.name, target.instance.name, reason)
+        detail = f"{reason}: {result.failure.detail}" if result.failure is not None else reason
+        logger.info("a call to %s on %s failed before its first byte (%s)", call.model.name, target.instance.name, detail)
         call.failed[target.instance, target.epoch] = now
         if call.n_tries >= MAX_TRIES:
             self._finish(call, error.code, now)

@@ -41,7 +41,11 @@ async def _run(settings: Settings) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopping.set)
     cluster = open_cluster(settings.cluster)
-    app = RouterApp(settings, cluster, SystemClock())
+    try:
+        app = RouterApp(settings, cluster, SystemClock())
+    except SettingError:
+        await cluster.close()
+        raise
     try:
         await app.start()
         # What start-up made lives as long as the process; a collector that skips it pauses streams for less long.

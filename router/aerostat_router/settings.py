@@ -4,6 +4,7 @@ import argparse
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
@@ -21,6 +22,7 @@ class Settings:
     max_body_bytes: int
     die_with_parent: int | None
     log_level: str
+    tls_dir: Path | None = None
 
 
 def parse_settings(argv: Sequence[str]) -> Settings:
@@ -35,6 +37,9 @@ def parse_settings(argv: Sequence[str]) -> Settings:
     parser.add_argument("--max-body-bytes", type=int, default=32 << 20, help="largest request body (default %(default)s)")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when the process PID, the parent, ends")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--tls-dir", type=Path, metavar="DIR", help="mutual TLS with agents and engines, by tls.crt, tls.key and ca.crt there"
+    )
     given = parser.parse_args(argv)
     name = given.name or secrets.token_hex(4)
     if not (name.isascii() and name.replace("-", "").replace(".", "").isalnum() and len(name) <= 63):
@@ -53,4 +58,5 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         max_body_bytes=given.max_body_bytes,
         die_with_parent=given.die_with_parent,
         log_level=given.log_level,
+        tls_dir=given.tls_dir,
     )

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from aerostat.v1 import telemetry_pb2 as pb
 from aerostat.v1.telemetry_pb2_grpc import TelemetryStub
+from aerostat_core import peers
 from aerostat_core.clock import Clock
 from aerostat_core.defaults import SILENT_AFTER
 from aerostat_core.errors import TemporaryError
@@ -21,6 +22,8 @@ from aerostat_core.ids import LeaseId, Seconds
 from aerostat_router.fleet import AgentUpdate
 from aerostat_router.policy.views import LeaseView
 from aerostat_router.wire import UpdateReader, lease_updates
+from aerostat_runtime.grpc_tls import peer_channel
+from aerostat_runtime.tls import Material, TlsFolder
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +49,35 @@ class AgentUnreachableError(TemporaryError):
 
 
 class AgentLink:
-    """`apply` takes each update and says whether it fitted; `clock` is the router's. `run` until cancelled, then `close`."""
+    """`apply` takes each update and says whether it fitted; `clock` is the router's. `run` until cancelled, then `close`.
 
-    def __init__(self, address: str, *, router: str, apply: Callable[[str, AgentUpdate, Seconds], bool], clock: Clock) -> None:
+    With a TLS folder, each subscription begins with what that holds then.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        router: str,
+        apply: Callable[[str, AgentUpdate, Seconds], bool],
+        clock: Clock,
+        tls: TlsFolder | None = None,
+    ) -> None:
         self.address = address
         self.is_connected = False
         self._router = router
         self._apply = apply
         self._clock = clock
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._stub = TelemetryStub(self._channel)
+        self._tls = tls
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._connect()
 
     async def run(self) -> None:
         backoff = FIRST_BACKOFF
         while True:
+            if self._tls is not None and self._tls.material is not self._material:
+                self._retire(self._channel)
+                self._connect()
             n_messages = await self._subscribe()
             self.is_connected = False
             backoff = FIRST_BACKOFF if n_messages > 1 else min(2 * backoff, MAX_BACKOFF)
@@ -67,6 +85,7 @@ class AgentLink:
 
     async def close(self) -> None:
         await self._channel.close(grace=None)
+        await asyncio.gather(*self._retiring)
 
     async def wake(self, request: pb.WakeRequest) -> pb.WakeReply:
         return await self._call(self._stub.Wake(request, timeout=WAKE_TIMEOUT))
@@ -78,6 +97,21 @@ class AgentLink:
 
     async def report_demand(self, request: pb.ReportDemandRequest) -> pb.ReportDemandReply:
         return await self._call(self._stub.ReportDemand(request, timeout=CALL_TIMEOUT))
+
+    def _connect(self) -> None:
+        self._material: Material | None = None
+        if self._tls is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        else:
+            self._material = self._tls.material
+            self._channel = peer_channel(self.address, self._material, peers.AGENT, _OPTIONS)
+        self._stub = TelemetryStub(self._channel)
+
+    def _retire(self, channel: grpc.aio.Channel) -> None:
+        """Calls that are under way on it end by their own deadlines, and within this grace."""
+        task = asyncio.create_task(channel.close(grace=WAKE_TIMEOUT))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     async def _call(self, call: Awaitable[Reply]) -> Reply:
         """Raises AgentUnreachableError, also for an agent that refuses the call."""

@@ -6,6 +6,7 @@ grace, is reaped, and the socket is removed.
 
 import argparse
 import asyncio
+import ipaddress
 import logging
 import signal
 from collections.abc import Sequence
@@ -15,12 +16,15 @@ from typing import Final
 
 from aerostat_agent.keeper.processes import ProcessTable
 from aerostat_agent.keeper.server import KeeperServer
+from aerostat_agent.ports import free_port
+from aerostat_agent.site import EngineSite
 from aerostat_agent.unix_socket import listen
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import Seconds
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.logs import set_up_logs
 from aerostat_runtime.process import adopt_orphans, die_with_parent
+from aerostat_runtime.tls import TlsFolder
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ class KeeperSettings:
     socket: Path
     grace: Seconds  # between SIGTERM and SIGKILL at the keeper's end
     parent_pid: int | None
+    site: EngineSite
 
 
 def parse_settings(argv: Sequence[str] | None) -> KeeperSettings:
@@ -40,10 +45,31 @@ def parse_settings(argv: Sequence[str] | None) -> KeeperSettings:
     parser.add_argument("--socket", type=Path, required=True, help="the Unix socket to serve")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="from SIGTERM to SIGKILL at the end (default 10)")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends")
+    parser.add_argument("--engine-host", default="127.0.0.1", metavar="ADDRESS", help="where engines listen, an IP address of this pod")
+    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="engines serve HTTPS with this folder's tls.crt, tls.key and ca.crt")
     args = parser.parse_args(argv)
     if args.grace < 0:
         raise SettingError(f"--grace must be 0 or more seconds, got {args.grace}")
-    return KeeperSettings(socket=args.socket, grace=args.grace, parent_pid=args.die_with_parent)
+    if args.tls_dir is not None:
+        TlsFolder(args.tls_dir)  # each engine reads it for itself; what is wrong with it is told here, once
+    tls_dir = None if args.tls_dir is None else str(args.tls_dir.absolute())
+    site = EngineSite(host=_address_here(args.engine_host), tls_dir=tls_dir)
+    return KeeperSettings(socket=args.socket, grace=args.grace, parent_pid=args.die_with_parent, site=site)
+
+
+def _address_here(text: str) -> str:
+    """Without brackets. Raises SettingError for what routers could not call."""
+    try:
+        address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError as error:
+        raise SettingError(f"--engine-host must be an IP address, got {text!r}") from error
+    if address.is_unspecified:
+        raise SettingError(f"--engine-host {text} is no address to call: routers are told it, so set the one of this pod")
+    try:
+        free_port(str(address))
+    except OSError as error:
+        raise SettingError(f"--engine-host {text}: nothing can listen there ({error.strerror}); set an address of this pod") from error
+    return str(address)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,8 +94,8 @@ async def run(settings: KeeperSettings) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
-    server = KeeperServer(table, SystemClock())
-    _log.info("serving %s", settings.socket)
+    server = KeeperServer(table, SystemClock(), settings.site)
+    _log.info("serving %s; engines listen on %s", settings.socket, settings.site.host)
     try:
         tasks = [
             asyncio.create_task(stop.wait(), name="stop"),

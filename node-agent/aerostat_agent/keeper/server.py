@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 from aerostat.v1 import agent_pb2 as pb
 from aerostat_agent.keeper import wire
 from aerostat_agent.keeper.processes import Process, ProcessTable
+from aerostat_agent.ports import free_port
+from aerostat_agent.site import EngineSite
 from aerostat_core.clock import Clock
 from aerostat_core.errors import PermanentError
 from aerostat_core.ids import Epoch, Seconds
@@ -27,9 +29,10 @@ SEND_DEADLINE: Final[Seconds] = 5.0  # a peer that does not read for so long is 
 class KeeperServer:
     """Serves the process table. `agent_epoch` grows with each Attach; requests of older epochs are refused."""
 
-    def __init__(self, table: ProcessTable, clock: Clock) -> None:
+    def __init__(self, table: ProcessTable, clock: Clock, site: EngineSite) -> None:
         self._table = table
         self._clock = clock
+        self._site = site
         self._keeper_epoch = _wall_epoch(clock)
         self._agent_epoch = Epoch(0)
         self._commander: FramedSocket | None = None
@@ -84,7 +87,7 @@ class KeeperServer:
                 self._in_background(_send(self._commander, self._fenced()))
             self._commander = peer
             _log.info("agent epoch %d attached", self._agent_epoch)
-            return wire.attached(self._agent_epoch, self._keeper_epoch)
+            return wire.attached(self._agent_epoch, self._keeper_epoch, self._site)
         if request.agent_epoch != self._agent_epoch or peer is not self._commander:
             return self._fenced()
         try:
@@ -114,10 +117,18 @@ class KeeperServer:
             case "forget":
                 self._table.forget(Epoch(request.forget.epoch))
                 return pb.KeeperReply(done=pb.Done())
+            case "find_port":
+                return pb.KeeperReply(port=pb.FreePort(port=self._free_port()))
             case "describe":
                 return pb.KeeperReply(devices=wire.devices())
             case _:
                 raise PermanentError("UnknownRequest", "the request has no body that this keeper knows: agent and keeper versions differ")
+
+    def _free_port(self) -> int:
+        try:
+            return free_port(self._site.host)
+        except OSError as error:
+            raise PermanentError("NoFreePort", f"no port is to be had on {self._site.host}: {error.strerror}") from error
 
     def _start(self, start: pb.Start) -> Process:
         process = self._table.start(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aerostat.v1 import agent_pb2 as pb
 from aerostat_agent.keeper.processes import Process
+from aerostat_agent.site import EngineSite
 from aerostat_core.ids import Bytes, Epoch
 
 
@@ -25,8 +26,9 @@ def exited(process: Process) -> pb.KeeperReply:
     return pb.KeeperReply(exited=pb.ProcessExited(epoch=process.epoch, exit_code=process.exit_code or 0))
 
 
-def attached(agent_epoch: Epoch, keeper_epoch: Epoch) -> pb.KeeperReply:
-    return pb.KeeperReply(attached=pb.Attached(agent_epoch=agent_epoch, keeper_epoch=keeper_epoch))
+def attached(agent_epoch: Epoch, keeper_epoch: Epoch, site: EngineSite) -> pb.KeeperReply:
+    told = pb.Attached(agent_epoch=agent_epoch, keeper_epoch=keeper_epoch, engine_host=site.host, tls_dir=site.tls_dir or "")
+    return pb.KeeperReply(attached=told)
 
 
 def devices() -> pb.DeviceList:

@@ -482,6 +482,7 @@ class KeeperRequest(_message.Message):
     LIST_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
     DESCRIBE_FIELD_NUMBER: _builtins.int
+    FIND_PORT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     agent_epoch: _builtins.int
     """0 in Attach; an older epoch than the keeper's latest is refused"""
@@ -497,6 +498,8 @@ class KeeperRequest(_message.Message):
     def forget(self) -> Global___Forget: ...
     @_builtins.property
     def describe(self) -> Global___Describe: ...
+    @_builtins.property
+    def find_port(self) -> Global___FindPort: ...
     def __init__(
         self,
         *,
@@ -508,12 +511,13 @@ class KeeperRequest(_message.Message):
         list: Global___ListProcesses | None = ...,
         forget: Global___Forget | None = ...,
         describe: Global___Describe | None = ...,
+        find_port: Global___FindPort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "body", b"body", "describe", b"describe", "forget", b"forget", "list", b"list", "signal", b"signal", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "body", b"body", "describe", b"describe", "find_port", b"find_port", "forget", b"forget", "list", b"list", "signal", b"signal", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_epoch", b"agent_epoch", "attach", b"attach", "body", b"body", "describe", b"describe", "forget", b"forget", "id", b"id", "list", b"list", "signal", b"signal", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_epoch", b"agent_epoch", "attach", b"attach", "body", b"body", "describe", b"describe", "find_port", b"find_port", "forget", b"forget", "id", b"id", "list", b"list", "signal", b"signal", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["attach", "start", "signal", "list", "forget", "describe"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["attach", "start", "signal", "list", "forget", "describe", "find_port"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -531,6 +535,7 @@ class KeeperReply(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     EXITED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """of the request; 0 for an event"""
     error: _builtins.str
@@ -549,6 +554,8 @@ class KeeperReply(_message.Message):
 
     @_builtins.property
     def done(self) -> Global___Done: ...
+    @_builtins.property
+    def port(self) -> Global___FreePort: ...
     def __init__(
         self,
         *,
@@ -560,12 +567,13 @@ class KeeperReply(_message.Message):
         devices: Global___DeviceList | None = ...,
         exited: Global___ProcessExited | None = ...,
         done: Global___Done | None = ...,
+        port: Global___FreePort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "body", b"body", "devices", b"devices", "done", b"done", "exited", b"exited", "processes", b"processes", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "body", b"body", "devices", b"devices", "done", b"done", "exited", b"exited", "port", b"port", "processes", b"processes", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "body", b"body", "devices", b"devices", "done", b"done", "error", b"error", "exited", b"exited", "id", b"id", "processes", b"processes", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "body", b"body", "devices", b"devices", "done", b"done", "error", b"error", "exited", b"exited", "id", b"id", "port", b"port", "processes", b"processes", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["attached", "started", "processes", "devices", "exited", "done"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["attached", "started", "processes", "devices", "exited", "done", "port"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -594,21 +602,67 @@ class Attached(_message.Message):
 
     AGENT_EPOCH_FIELD_NUMBER: _builtins.int
     KEEPER_EPOCH_FIELD_NUMBER: _builtins.int
+    ENGINE_HOST_FIELD_NUMBER: _builtins.int
+    TLS_DIR_FIELD_NUMBER: _builtins.int
     agent_epoch: _builtins.int
     keeper_epoch: _builtins.int
+    engine_host: _builtins.str
+    """Engines run where the keeper does, which may be another pod than the agent's, with another address and other files.
+    the IP address at which engines listen and are called
+    """
+    tls_dir: _builtins.str
+    """the folder of their certificate, as a path of theirs; empty: they speak plain HTTP"""
     def __init__(
         self,
         *,
         agent_epoch: _builtins.int = ...,
         keeper_epoch: _builtins.int = ...,
+        engine_host: _builtins.str = ...,
+        tls_dir: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_epoch", b"agent_epoch", "keeper_epoch", b"keeper_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_epoch", b"agent_epoch", "engine_host", b"engine_host", "keeper_epoch", b"keeper_epoch", "tls_dir", b"tls_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attached: _TypeAlias = Attached  # noqa: Y015
+
+@_typing.final
+class FindPort(_message.Message):
+    """A TCP port of `engine_host` on which nobody listens now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindPort: _TypeAlias = FindPort  # noqa: Y015
+
+@_typing.final
+class FreePort(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FreePort: _TypeAlias = FreePort  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):

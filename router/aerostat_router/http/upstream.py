@@ -6,14 +6,17 @@ moment of use; such a call is sent once more on a fresh one, provided that no by
 
 import asyncio
 import re
+import ssl
 from typing import cast
 
+from aerostat_core import peers
 from aerostat_core.ids import Seconds
 from aerostat_router.http.deadlines import NEVER, Deadlines
 from aerostat_router.http.messages import encode_fields
 from aerostat_router.http.response_reader import MalformedResponseError, ResponseReader
 from aerostat_router.http.settings import UpstreamSettings
 from aerostat_router.http.stream_call import CallRequest, CallSink, Endpoint, Failure, FailureKind
+from aerostat_runtime.tls import TlsFolder
 
 _UNSAFE_IN_PATH = re.compile(rb"[\x00-\x20\x7f]")
 
@@ -159,6 +162,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._detach(call)
             call.is_retry = True
             self._pool.connect(call, self.endpoint)
+        elif isinstance(exc, ssl.SSLError) and not reader.has_begun:
+            # In TLS 1.3 a server judges the client's certificate when that is done with its own part, and sends already.
+            self._fail(FailureKind.CONNECT, f"{self.endpoint} refused TLS: {exc}")
         else:
             self._fail(FailureKind.DISCONNECTED, f"{self.endpoint} closed the connection" + (f": {exc}" if exc else ""))
 
@@ -196,10 +202,14 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class Pool:
-    """`stream_call.StreamCaller`. Used inside the running loop in which it was made; `close()` ends its connections."""
+    """`stream_call.StreamCaller`. Used inside the running loop in which it was made; `close()` ends its connections.
 
-    def __init__(self, settings: UpstreamSettings | None = None) -> None:
+    With a TLS folder every endpoint must prove to be an engine.
+    """
+
+    def __init__(self, settings: UpstreamSettings | None = None, tls: TlsFolder | None = None) -> None:
         self.settings = settings or UpstreamSettings()
+        self._tls = tls
         self.loop = asyncio.get_running_loop()
         self._shelves: dict[Endpoint, Shelf] = {}
         self._connections: set[UpstreamConnection] = set()
@@ -302,9 +312,11 @@ class Pool:
         settings = self.settings
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
-                _, connection = await self.loop.create_connection(lambda: UpstreamConnection(self, endpoint), endpoint.host, endpoint.port)
+                connection = await self._open(endpoint)
         except TimeoutError:
             failure = Failure(FailureKind.CONNECT_TIMEOUT, f"{endpoint} did not accept within {settings.connect_timeout_s:g} s")
+        except ssl.SSLError as broken:
+            failure = Failure(FailureKind.CONNECT, f"no TLS with {endpoint} as {peers.ENGINES}: {broken}")
         except OSError as refused:
             failure = Failure(FailureKind.CONNECT, f"{endpoint} refused: {refused}")
         else:
@@ -316,6 +328,22 @@ class Pool:
             failure = Failure(FailureKind.DISCONNECTED, f"{endpoint} accepted and closed")
         self._leave_connecting(call)
         call.sink.on_failure(failure)
+
+    async def _open(self, endpoint: Endpoint) -> UpstreamConnection:
+        """Raises OSError, of which ssl.SSLError is one."""
+        make, limit_s = lambda: UpstreamConnection(self, endpoint), self.settings.connect_timeout_s
+        if self._tls is None:
+            _, connection = await self.loop.create_connection(make, endpoint.host, endpoint.port)
+        else:
+            _, connection = await self.loop.create_connection(
+                make,
+                endpoint.host,
+                endpoint.port,
+                ssl=self._tls.client_context(),
+                server_hostname=peers.ENGINES,
+                ssl_shutdown_timeout=limit_s,
+            )
+        return connection
 
     def _leave_connecting(self, call: PooledCall) -> None:
         if call.task is not None:
