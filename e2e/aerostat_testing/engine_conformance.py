@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,8 +26,12 @@ from aerostat_agent.ports import free_port
 from aerostat_agent.probe import judge
 from aerostat_agent.unix_socket import listen
 from aerostat_agent.weights import read_outcome
+from aerostat_core import peers
+from aerostat_core.addresses import Address
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EngineLaunch
 from aerostat_core.ids import Epoch, ModelName, NamespacedName, Seconds
+from aerostat_runtime.tls import TlsFolder
+from aerostat_testing.certificates import Authority
 from aerostat_testing.waiting import eventually
 
 EPOCH: Final = Epoch(1234)
@@ -35,6 +39,8 @@ KEY: Final = EngineKey(NamespacedName("default", "cpu-0"), ModelName("under-test
 SERVED_NAME: Final = "Served-Name"
 KV_TOKENS: Final = 2048
 REPORT_LIMIT: Final[Seconds] = 20.0
+ENGINES_TLS: Final = "tls-engines"
+ROUTER_TLS: Final = "tls-router"
 HANG_UP_LIMIT: Final[Seconds] = 2.0  # design.md section 9, for a machine that does nothing else
 _T = TypeVar("_T")
 
@@ -73,12 +79,23 @@ class AgentEnd:
 
 
 class EngineUnderTest:
-    def __init__(self, spec: EngineLaunch, model: PreparedModel, call_key: str, admin_key: str, http: aiohttp.ClientSession) -> None:
+    """`tls` is that of its callers."""
+
+    def __init__(
+        self,
+        spec: EngineLaunch,
+        model: PreparedModel,
+        call_key: str,
+        admin_key: str,
+        http: aiohttp.ClientSession,
+        tls: TlsFolder | None = None,
+    ) -> None:
         self.spec = spec
         self.model = model
         self.call_key = call_key
         self.admin_key = admin_key
         self.http = http
+        self.tls = tls
         self.agent = AgentEnd()
         self.links = EngineLinks(self.agent, Epoch(1))
         self.log = Path(spec.run_dir) / "engine.log"
@@ -86,7 +103,12 @@ class EngineUnderTest:
 
     @property
     def url(self) -> str:
-        return f"http://{self.spec.host}:{self.spec.port}"
+        return f"{'http' if self.tls is None else 'https'}://{Address(self.spec.host, self.spec.port)}"
+
+    def request(self, method: str, path: str, **more: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self.tls is not None:
+            more |= {"ssl": self.tls.client_context(), "server_hostname": peers.ENGINES}
+        return self.http.request(method, self.url + path, **more)
 
     def serve_agent(self) -> None:
         async def serve() -> None:
@@ -105,12 +127,12 @@ class EngineUnderTest:
 
     async def status_of(self, path: str, key: str | None, body: dict[str, Any] | None = None) -> int:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        async with self.http.request("GET" if body is None else "POST", self.url + path, json=body, headers=headers) as answer:
+        async with self.request("GET" if body is None else "POST", path, json=body, headers=headers) as answer:
             await answer.read()
             return answer.status
 
     async def post(self, path: str, body: dict[str, Any], session: str | None = None) -> dict[str, Any]:
-        async with self.http.post(self.url + path, json=body, headers=self.headers(session)) as answer:
+        async with self.request("POST", path, json=body, headers=self.headers(session)) as answer:
             assert answer.status == 200, await answer.text()
             return dict(await answer.json())
 
@@ -130,9 +152,20 @@ async def prepare(command: Sequence[str], uri: str, cache: Path) -> PreparedMode
 
 @asynccontextmanager
 async def engine_under_test(
-    command: Sequence[str], model: PreparedModel, folder: Path, *, start_limit: Seconds, tensor_parallel: int = 1
+    command: Sequence[str],
+    model: PreparedModel,
+    folder: Path,
+    *,
+    start_limit: Seconds,
+    tensor_parallel: int = 1,
+    authority: Authority | None = None,
 ) -> AsyncIterator[EngineUnderTest]:
-    """Started, linked to an agent's end, idle. `folder` has a short path. Afterwards nobody of its session lives."""
+    """Started, linked to an agent's end, idle. `folder` has a short path. Afterwards nobody of its session lives.
+
+    With an authority it serves by TLS, and is called as by a router.
+    """
+    tls_dir = None if authority is None else str(authority.issue(folder / ENGINES_TLS, peers.ENGINES))
+    tls = None if authority is None else TlsFolder(authority.issue(folder / ROUTER_TLS, peers.ROUTER))
     spec = EngineLaunch(
         model=KEY.model,
         served_name=SERVED_NAME,
@@ -140,6 +173,7 @@ async def engine_under_test(
         epoch=EPOCH,
         model_path=model.path,
         port=free_port(),
+        tls_dir=tls_dir,
         kv_tokens=KV_TOKENS,
         run_dir=str(folder),
         agent_socket=str(folder / "agent.sock"),
@@ -148,7 +182,7 @@ async def engine_under_test(
     )
     keys = secrets.token_urlsafe(), secrets.token_urlsafe()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=start_limit)) as http:
-        engine = EngineUnderTest(spec, model, *keys, http)
+        engine = EngineUnderTest(spec, model, *keys, http, tls)
         engine.serve_agent()
         env = os.environ | {CALL_KEY_ENV: keys[0], ADMIN_KEY_ENV: keys[1]}
         with engine.log.open("ab") as log:
@@ -257,7 +291,7 @@ def _check_report(engine: EngineUnderTest, turn: Finished, usage: dict[str, Any]
 
 async def check_stream(engine: EngineUnderTest) -> None:
     """Events, the usage last, `[DONE]`."""
-    events = [line async for line in _stream(engine, n_tokens=8)]
+    events = [line async for line in stream_events(engine, n_tokens=8)]
     assert events[-1] == "[DONE]"
     chunks = [json.loads(e) for e in events[:-1]]
     assert {c["model"] for c in chunks} == {SERVED_NAME}
@@ -291,7 +325,7 @@ async def check_reconnect(engine: EngineUnderTest) -> None:
 async def check_hang_up(engine: EngineUnderTest, *, limit: Seconds = HANG_UP_LIMIT) -> None:
     """A client that hangs up in mid-stream leaves nothing running."""
     since = len(engine.agent.events)
-    stream = _stream(engine, n_tokens=1000)
+    stream = stream_events(engine, n_tokens=1000)
     await anext(stream)
     await engine.agent.next_event(Boundary, since, lambda b: b.running == 1)
     since = len(engine.agent.events)
@@ -317,7 +351,7 @@ async def _chat(engine: EngineUnderTest, messages: list[dict[str, str]], session
     return await engine.post("/v1/chat/completions", body, session)
 
 
-async def _stream(engine: EngineUnderTest, *, n_tokens: int) -> AsyncGenerator[str, None]:
+async def stream_events(engine: EngineUnderTest, *, n_tokens: int) -> AsyncGenerator[str, None]:
     """The data of each event."""
     body = {
         "model": SERVED_NAME,
@@ -328,7 +362,7 @@ async def _stream(engine: EngineUnderTest, *, n_tokens: int) -> AsyncGenerator[s
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    async with engine.http.post(engine.url + "/v1/chat/completions", json=body, headers=engine.headers("session-s")) as answer:
+    async with engine.request("POST", "/v1/chat/completions", json=body, headers=engine.headers("session-s")) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:
             if line.startswith(b"data:"):

@@ -25,6 +25,7 @@ from aerostat.v1 import agent_pb2 as pb
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EngineLaunch
 from aerostat_core.prefix_hash import token_prefix
 from aerostat_runtime.framing import FramedSocket
+from aerostat_runtime.tls import TlsFolder
 
 DESCRIPTION: Final = "fake.json"
 _PROBE_PROMPT: Final = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -292,7 +293,8 @@ async def serve(spec: EngineLaunch, call_key: str, admin_key: str) -> int:
     state = _State(spec=spec, model=model, call_key=call_key, admin_key=admin_key)
     runner = web.AppRunner(_application(state), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, spec.host, spec.port, reuse_address=True).start()
+    tls = None if spec.tls_dir is None else TlsFolder(Path(spec.tls_dir)).server_context()
+    await web.TCPSite(runner, spec.host, spec.port, reuse_address=True, ssl_context=tls).start()
     link = asyncio.create_task(_link(state))
     await stop.wait()
     link.cancel()

@@ -6,29 +6,35 @@ import logging
 import time
 from typing import Final
 
-import requests
+import httpx
 
+from aerostat_core import peers
 from aerostat_core.ids import Seconds
+from aerostat_runtime.tls import TlsFolder
 
 _POLL: Final[Seconds] = 0.05
 _log = logging.getLogger(__name__)
 
 
-def freeze_gc(url: str, admin_key: str, *, listens_within: Seconds = 30.0, answers_within: Seconds = 10.0) -> None:
-    """A saving only: an engine that does not get it serves all the same.
+def freeze_gc(
+    url: str, admin_key: str, tls: TlsFolder | None = None, *, listens_within: Seconds = 30.0, answers_within: Seconds = 10.0
+) -> None:
+    """A saving only: an engine that does not get it serves all the same. By TLS the engine is its own client, with its own certificate.
 
-    SGLang's own version has no key to show, and asks before the server listens.
+    SGLang's own version has no key and no certificate to show, and asks before the server listens.
     """
     deadline = time.monotonic() + listens_within
-    while True:
-        try:
-            answer = requests.post(f"{url}/freeze_gc", headers={"Authorization": f"Bearer {admin_key}"}, timeout=answers_within)
-            answer.raise_for_status()
-        except requests.ConnectionError as error:
-            if time.monotonic() < deadline:
-                time.sleep(_POLL)
-                continue
-            _log.warning("garbage collection is not frozen, the server does not listen: %s", error)
-        except requests.RequestException as error:
-            _log.warning("garbage collection is not frozen: %s", error)
-        return
+    headers, by_name = {"Authorization": f"Bearer {admin_key}"}, {"sni_hostname": peers.ENGINES}
+    verified_by = tls.client_context() if tls is not None else False  # there is nothing to verify in plain HTTP
+    with httpx.Client(verify=verified_by, timeout=answers_within, trust_env=False) as http:
+        while True:
+            try:
+                http.post(f"{url}/freeze_gc", headers=headers, extensions=by_name).raise_for_status()
+            except httpx.ConnectError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL)
+                    continue
+                _log.warning("garbage collection is not frozen, the server cannot be reached: %s", error)
+            except httpx.HTTPError as error:
+                _log.warning("garbage collection is not frozen: %s", error)
+            return

@@ -20,6 +20,7 @@ from aerostat_core.errors import PermanentError, SettingError
 from aerostat_engine.attention import BACKEND_NAME
 from aerostat_engine.plugin import PLATFORM
 from aerostat_runtime.process import die_with_parent
+from aerostat_runtime.tls import CERTIFICATE, KEY, TlsFolder
 
 LAUNCH_ENV = "AEROSTAT_ENGINE_LAUNCH"
 """The spec, for the scheduler processes that SGLang spawns; it holds no secret."""
@@ -134,6 +135,8 @@ def sglang_flags(spec: EngineLaunch, dtype: str) -> list[str]:
     switches = ["skip-server-warmup", "sleep-on-idle", "enable-metrics", "enable-cache-report"]
     if spec.trust_remote_code:
         switches.append("trust-remote-code")
+    if spec.tls_dir is not None:  # read by nobody: `server.serve_tls` gives the context. SGLang learns from them that its scheme is https
+        fixed |= {"ssl-certfile": f"{spec.tls_dir}/{CERTIFICATE}", "ssl-keyfile": f"{spec.tls_dir}/{KEY}"}
     flags = [word for name, value in fixed.items() for word in (f"--{name}", value)] + [f"--{name}" for name in switches]
     flags += [word for name, value in defaults.items() if name not in spec.engine_args for word in (f"--{name}", value)]
     return flags + to_flags({name: value for name, value in spec.engine_args.items() if name != "dtype"})
@@ -146,7 +149,7 @@ def serve(spec: EngineLaunch, keys: Keys) -> int:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    from aerostat_engine.server import guard_application, serving_dtype_of
+    from aerostat_engine.server import guard_application, serve_tls, serving_dtype_of
 
     load_plugins()
     from aerostat_engine.selfcheck import faults
@@ -156,7 +159,14 @@ def serve(spec: EngineLaunch, keys: Keys) -> int:
         sys.stderr.write("aerostat engine: SGLang did not take our plugin; reinstall `aerostat[engine]`: " + "; ".join(missing) + "\n")
         return EXIT_PLUGIN_MISSING
     server_args = prepare_server_args(sglang_flags(spec, serving_dtype_of(spec)))
-    guard_application(call_key=keys.call, admin_key=keys.admin)
+    try:
+        tls = None if spec.tls_dir is None else TlsFolder(Path(spec.tls_dir), setting="tls_dir")
+    except SettingError as error:  # a restart may help: the folder is a Secret, which is renewed
+        sys.stderr.write(f"aerostat engine: {error}\n")
+        return 1
+    guard_application(call_key=keys.call, admin_key=keys.admin, tls=tls)
+    if tls is not None:
+        serve_tls(tls)
     from sglang.launch_server import run_server
 
     try:

@@ -2,20 +2,25 @@
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
+from aerostat_core import peers
 from aerostat_engine.garbage import freeze_gc
+from aerostat_runtime.tls import TlsFolder
+from aerostat_testing.certificates import Authority
 
 pytestmark = pytest.mark.cpu
 
 
 @contextmanager
-def server(status: int, asked: list[tuple[str, str | None]]) -> Iterator[str]:
+def server(status: int, asked: list[tuple[str, str | None]], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Answers each POST with that status."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -29,10 +34,12 @@ def server(status: int, asked: list[tuple[str, str | None]]) -> Iterator[str]:
             return
 
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        if tls is not None:
+            http.socket = tls.wrap_socket(http.socket, server_side=True)
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{http.server_port}"
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{http.server_port}"
         finally:
             http.shutdown()
             thread.join()
@@ -44,6 +51,20 @@ def test_it_asks_with_the_key_that_only_the_agent_has(caplog: pytest.LogCaptureF
         freeze_gc(url, "secret")
     assert asked == [("/freeze_gc", "Bearer secret")]
     assert not caplog.records
+
+
+def test_by_tls_the_engine_knows_itself_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[tuple[str, str | None]] = []
+    authority = Authority()
+    engine, other = (TlsFolder(authority.issue(tmp_path / name, name)) for name in (peers.ENGINES, peers.ROUTER))
+    with server(200, asked, engine.server_context()) as url:
+        freeze_gc(url, "secret", engine)
+    assert asked == [("/freeze_gc", "Bearer secret")]
+    assert not caplog.records
+    with server(200, asked, other.server_context()) as url, caplog.at_level(logging.WARNING):
+        freeze_gc(url, "secret", engine, listens_within=0.1)
+    assert len(asked) == 1
+    assert "Hostname mismatch" in caplog.text
 
 
 def test_a_refusal_is_told_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,4 +85,4 @@ def test_a_server_that_never_listens_is_let_be(caplog: pytest.LogCaptureFixture)
     with socket.socket() as bound, caplog.at_level(logging.WARNING):  # bound, so that nobody else listens there
         bound.bind(("127.0.0.1", 0))
         freeze_gc(f"http://127.0.0.1:{bound.getsockname()[1]}", "secret", listens_within=0.1)
-    assert "does not listen" in caplog.text
+    assert "cannot be reached" in caplog.text

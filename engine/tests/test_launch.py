@@ -94,6 +94,12 @@ def test_the_models_own_arguments_replace_our_defaults(tmp_path: Path) -> None:
     assert flag(own, "dtype") == "float32"
 
 
+def test_with_a_tls_folder_sglang_knows_that_it_serves_https(tmp_path: Path) -> None:
+    spec = replace(spec_in(tmp_path), tls_dir="/etc/tls")
+    assert flag(launch.sglang_flags(spec, "float32"), "ssl-certfile") == "/etc/tls/tls.crt"
+    assert "--ssl-certfile" not in launch.sglang_flags(spec_in(tmp_path), "float32")
+
+
 def test_a_bad_spec_ends_the_launcher_with_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["{"]) == EXIT_BAD_SPEC
     assert "no JSON" in capsys.readouterr().err

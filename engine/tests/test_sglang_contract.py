@@ -53,6 +53,8 @@ print(json.dumps({
         "set_prefill_finished_time": parameters(stats.set_prefill_finished_time),
         "freeze_gc": parameters(http_server._freeze_gc_after_server_warmup),
     },
+    "makes_servers_of": http_server.uvicorn.__name__,
+    "server_takes": parameters(http_server.uvicorn.Config),
     "stamps": list(vars(stats())),
     "watchdog_seconds": parser.get_default("watchdog_timeout"),
     "plan": [f for f in NextBatchPlan.__struct_fields__],
@@ -110,6 +112,11 @@ def test_what_we_call_and_override_has_the_signatures_that_we_expect(seen: dict[
     assert seen["request"] == ["finished", "owned_kv_len"]
 
 
+def test_the_context_that_its_server_takes_can_be_ours(seen: dict[str, Any]) -> None:
+    assert seen["makes_servers_of"] == "uvicorn"
+    assert "ssl_context_factory" in seen["server_takes"]
+
+
 def test_a_list_of_prompts_keeps_its_session(seen: dict[str, Any]) -> None:
     assert seen["routing_keys"] == ["session", "session"]
 
@@ -131,6 +138,7 @@ def test_every_flag_that_we_or_a_model_may_set_exists(seen: dict[str, Any], tmp_
         agent_socket="/s",
         context_tokens=64,
         trust_remote_code=True,
+        tls_dir="/t",
     )
     ours = {word for word in sglang_flags(spec, "float32") if word.startswith("--")}
     assert ours | {f"--{name}" for name in ALLOWED} <= set(seen["flags"])
