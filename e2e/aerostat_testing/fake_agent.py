@@ -13,6 +13,8 @@ import grpc
 
 from aerostat.v1 import telemetry_pb2 as pb
 from aerostat.v1 import telemetry_pb2_grpc
+from aerostat_runtime.grpc_tls import server_credentials
+from aerostat_runtime.tls import TlsFolder
 
 HEARTBEAT = 0.1
 MIN_INTERVAL = 0.02
@@ -38,7 +40,7 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
         self.epoch = 1
         self.version = 0
         self.is_silent = False
-        self.address = ""
+        self.port = 0
         self.instances: dict[str, pb.InstanceState] = {}
         self.sessions: dict[tuple[str, str], pb.SessionState] = {}
         self.leases: dict[str, pb.Lease] = {}
@@ -52,6 +54,10 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
         self.n_subscriptions = 0
         self._changed: set[tuple[str, str]] = set()
         self._subscribers: set[asyncio.Queue[pb.TelemetryMessage]] = set()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     # What a test says.
 
@@ -169,11 +175,12 @@ class FakeAgent(telemetry_pb2_grpc.TelemetryServicer):
 
 
 @asynccontextmanager
-async def fake_agent() -> AsyncIterator[FakeAgent]:
+async def fake_agent(tls: TlsFolder | None = None) -> AsyncIterator[FakeAgent]:
     agent = FakeAgent()
     server = grpc.aio.server()
     telemetry_pb2_grpc.add_TelemetryServicer_to_server(agent, server)
-    agent.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    any_port = "127.0.0.1:0"
+    agent.port = server.add_insecure_port(any_port) if tls is None else server.add_secure_port(any_port, server_credentials(tls))
     await server.start()
     beating = asyncio.create_task(agent.beat())
     try:

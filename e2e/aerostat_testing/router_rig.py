@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from aerostat_core.prefix_hash import session_key
 from aerostat_router.app import RouterApp, running_router
 from aerostat_router.settings import parse_settings
 from aerostat_runtime.clock import SystemClock
+from aerostat_runtime.tls import TlsFolder
 from aerostat_testing.declared import instance_object, model_object, slo_object
 from aerostat_testing.fake_agent import FakeAgent, fake_agent, instance_state, model_state
 from aerostat_testing.memory_cluster import MemoryCluster
@@ -21,6 +23,15 @@ from aerostat_testing.waiting import eventually
 SMALL = NamespacedName("default", "small")
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}
 KEY = session_key(tenant="default", session_id="s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFolders:
+    """One for each engine."""
+
+    router: Path
+    agent: Path
+    engines: tuple[Path, ...]
 
 
 @dataclass
@@ -62,18 +73,28 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(*, n_engines: int = 1, n_routers: int = 1, hold_budget: str = "5s", lease_ttl: str = "5s", **spec: Any) -> AsyncIterator[Rig]:
-    """Routers, instances `a` (and `b`) on one agent with the model open, and a client per router."""
+async def rig(
+    *,
+    n_engines: int = 1,
+    n_routers: int = 1,
+    hold_budget: str = "5s",
+    lease_ttl: str = "5s",
+    tls: TlsFolders | None = None,
+    **spec: Any,
+) -> AsyncIterator[Rig]:
+    """Routers, instances `a` (and `b`) on one agent with the model open, and a client per router. `tls`: the folder of each part."""
     async with AsyncExitStack() as stack:
-        agent = await stack.enter_async_context(fake_agent())
-        engines = [await stack.enter_async_context(scripted_engine()) for _ in range(n_engines)]
+        agent = await stack.enter_async_context(fake_agent(TlsFolder(tls.agent) if tls else None))
+        of_engines = [TlsFolder(folder).server_context() for folder in tls.engines] if tls else [None] * n_engines
+        engines = [await stack.enter_async_context(scripted_engine(of_engine)) for of_engine in of_engines]
         instances = [instance_object(name, ["small"], address=agent.address, lease_ttl=lease_ttl) for name in "ab"[:n_engines]]
         cluster = MemoryCluster(model_object("small", slo="fast", **spec), slo_object("fast", hold_budget=hold_budget), *instances)
         for name, engine in zip("ab", engines, strict=False):
             agent.put(instance_state(name, model_state("small", port=engine.port)))
         apps, clients = [], []
         for i in range(n_routers):
-            settings = parse_settings(["--cluster", "folder:unused", "--listen", "127.0.0.1:0", "--name", f"r{i}"])
+            flags = ["--cluster", "folder:unused", "--listen", "127.0.0.1:0", "--name", f"r{i}"]
+            settings = parse_settings([*flags, "--tls-dir", str(tls.router)] if tls else flags)
             app = await stack.enter_async_context(running_router(settings, cluster, SystemClock()))
             apps.append(app)
             url = f"http://127.0.0.1:{app.http_port}"

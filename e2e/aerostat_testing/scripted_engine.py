@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -137,7 +138,7 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
+async def scripted_engine(tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedEngine]:
     engine = ScriptedEngine(free_port())
     app = web.Application(client_max_size=64 << 20)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/embeddings"):
@@ -146,7 +147,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", engine.port).start()
+        await web.TCPSite(runner, "127.0.0.1", engine.port, ssl_context=tls).start()
         yield engine
     finally:
         await runner.cleanup()

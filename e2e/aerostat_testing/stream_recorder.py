@@ -2,12 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
+from aerostat_core import peers
 from aerostat_router.http.messages import ResponseHead
+from aerostat_router.http.settings import UpstreamSettings
 from aerostat_router.http.stream_call import CallRequest, Endpoint, Failure, FailureKind
 from aerostat_router.http.upstream import Pool
-from aerostat_testing.raw_http import WAIT_S, Peer
+from aerostat_runtime.tls import TlsFolder
+from aerostat_testing.certificates import Authority
+from aerostat_testing.raw_http import WAIT_S, Peer, RawServer, Script, raw_server
 
 POST = CallRequest(b"POST", b"/v1/x", ((b"x-a", b"b"),), b"hello")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -69,6 +76,26 @@ class Recorder:
             while len(self.body) < n:
                 self.moved.clear()
                 await self.moved.wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """How the calls of a test travel: plain, or by TLS between a router and an engine of these folders."""
+
+    router: TlsFolder | None = None
+    engine: TlsFolder | None = None
+
+    @classmethod
+    def by_tls(cls, root: Path) -> Self:
+        authority = Authority()
+        router, engine = (TlsFolder(authority.issue(root / peer, peer)) for peer in (peers.ROUTER, peers.ENGINES))
+        return cls(router=router, engine=engine)
+
+    def server(self, script: Script) -> AbstractAsyncContextManager[RawServer]:
+        return raw_server(script, None if self.engine is None else self.engine.server_context())
+
+    def pool(self, settings: UpstreamSettings | None = None) -> Pool:
+        return Pool(settings, self.router)
 
 
 async def settle(pool: Pool) -> None:

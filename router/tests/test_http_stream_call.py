@@ -1,6 +1,8 @@
-"""The suite that every adapter of `stream_call` passes: here the pool, over real sockets, on both loops, against a raw upstream."""
+"""The suite that every adapter of `stream_call` passes: here the pool, over real sockets, plain and by TLS, on both loops,
+against a raw upstream."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,22 +10,27 @@ from aerostat_router.http.settings import UpstreamSettings
 from aerostat_router.http.stream_call import Call, CallRequest, Endpoint, FailureKind
 from aerostat_router.http.upstream import Pool
 from aerostat_testing.loops import on_both_loops
-from aerostat_testing.raw_http import WAIT_S, Peer, RawMessage, raw_server
-from aerostat_testing.stream_recorder import CHUNKED, OK, POST, Recorder, answer_ok, call_once, sending, settle
+from aerostat_testing.raw_http import WAIT_S, Peer, RawMessage
+from aerostat_testing.stream_recorder import CHUNKED, OK, POST, Recorder, Wire, answer_ok, call_once, sending, settle
 
 pytestmark = pytest.mark.cpu
 
 
+@pytest.fixture(params=["plain", "tls"])
+def wire(request: pytest.FixtureRequest, tmp_path: Path) -> Wire:
+    return Wire() if request.param == "plain" else Wire.by_tls(tmp_path)
+
+
 @on_both_loops
-async def test_the_request_is_written_as_asked_and_the_answer_comes_back() -> None:
+async def test_the_request_is_written_as_asked_and_the_answer_comes_back(wire: Wire) -> None:
     seen: list[RawMessage] = []
 
     async def script(peer: Peer) -> None:
         seen.append(await peer.read_message())
         await peer.send(OK)
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         got = await call_once(pool, server.port)
         assert (got.heads[0].status, got.body, got.is_done) == (200, b"ok", True)
         headers = {"host": f"127.0.0.1:{server.port}", "x-a": "b", "content-length": "5"}
@@ -32,9 +39,9 @@ async def test_the_request_is_written_as_asked_and_the_answer_comes_back() -> No
 
 
 @on_both_loops
-async def test_a_connection_is_used_again_and_the_last_used_first() -> None:
-    async with raw_server(answer_ok) as server:
-        pool = Pool()
+async def test_a_connection_is_used_again_and_the_last_used_first(wire: Wire) -> None:
+    async with wire.server(answer_ok) as server:
+        pool = wire.pool()
         for _ in range(3):
             await call_once(pool, server.port)
         assert (server.n_accepted, pool.n_idle) == (1, 1)
@@ -47,9 +54,9 @@ async def test_a_connection_is_used_again_and_the_last_used_first() -> None:
 
 
 @on_both_loops
-async def test_a_call_may_be_started_from_the_end_of_another() -> None:
-    async with raw_server(answer_ok) as server:
-        pool, second = Pool(), Recorder()
+async def test_a_call_may_be_started_from_the_end_of_another(wire: Wire) -> None:
+    async with wire.server(answer_ok) as server:
+        pool, second = wire.pool(), Recorder()
         endpoint = Endpoint("127.0.0.1", server.port)
         first = Recorder(then=lambda: start(second))
 
@@ -63,18 +70,18 @@ async def test_a_call_may_be_started_from_the_end_of_another() -> None:
 
 
 @on_both_loops
-async def test_idle_connections_are_bounded() -> None:
-    async with raw_server(answer_ok) as server:
-        pool = Pool(UpstreamSettings(max_idle_connections=2))
+async def test_idle_connections_are_bounded(wire: Wire) -> None:
+    async with wire.server(answer_ok) as server:
+        pool = wire.pool(UpstreamSettings(max_idle_connections=2))
         await asyncio.gather(*[call_once(pool, server.port) for _ in range(5)])
         assert pool.n_idle == 2
         await pool.close()
 
 
 @on_both_loops
-async def test_no_callback_comes_before_the_call_has_returned() -> None:
+async def test_no_callback_comes_before_the_call_has_returned(wire: Wire) -> None:
     recorder = Recorder()
-    pool = Pool()
+    pool = wire.pool()
     call: Call = pool.stream_call(Endpoint("127.0.0.1", 1), POST, recorder)
     assert not recorder.ended.is_set()
     got = await recorder.wait()
@@ -88,7 +95,7 @@ async def test_no_callback_comes_before_the_call_has_returned() -> None:
 
 
 @on_both_loops
-async def test_a_stale_connection_is_replaced_once_without_the_sink_noticing() -> None:
+async def test_a_stale_connection_is_replaced_once_without_the_sink_noticing(wire: Wire) -> None:
     n_requests = 0
 
     async def script(peer: Peer) -> None:
@@ -99,8 +106,8 @@ async def test_a_stale_connection_is_replaced_once_without_the_sink_noticing() -
         await peer.read_message()  # the second request on this connection is taken, and never answered
         peer.reset()
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         for _ in range(4):
             assert (await call_once(pool, server.port)).body == b"ok"
         assert (server.n_accepted, n_requests) == (4, 4)
@@ -108,13 +115,13 @@ async def test_a_stale_connection_is_replaced_once_without_the_sink_noticing() -
 
 
 @on_both_loops
-async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
+async def test_a_fresh_connection_that_breaks_is_not_tried_again(wire: Wire) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_message()
         peer.reset()
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         got = await call_once(pool, server.port)
         assert got.failure is not None
         assert got.failure.kind is FailureKind.DISCONNECTED
@@ -124,15 +131,15 @@ async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
 
 
 @on_both_loops
-async def test_a_connection_that_breaks_after_a_byte_is_not_tried_again() -> None:
+async def test_a_connection_that_breaks_after_a_byte_is_not_tried_again(wire: Wire) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_message()
         await peer.send(OK)
         await peer.read_message()
         await peer.send(b"H")
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         assert (await call_once(pool, server.port)).is_done
         got = await call_once(pool, server.port)
         assert got.failure is not None
@@ -160,9 +167,9 @@ async def test_a_connection_that_breaks_after_a_byte_is_not_tried_again() -> Non
         pytest.param([b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000], b"", FailureKind.PROTOCOL, id="endless head"),
     ],
 )
-async def test_every_end_is_told_as_what_it_is(pieces: list[bytes], body: bytes, kind: FailureKind | None) -> None:
-    async with raw_server(sending(*pieces)) as server:
-        pool = Pool()
+async def test_every_end_is_told_as_what_it_is(pieces: list[bytes], body: bytes, kind: FailureKind | None, wire: Wire) -> None:
+    async with wire.server(sending(*pieces)) as server:
+        pool = wire.pool()
         got = await call_once(pool, server.port)
         assert got.body in (body, b"") if kind is FailureKind.PROTOCOL else got.body == body
         assert (got.failure.kind if got.failure else None) is kind
@@ -172,15 +179,15 @@ async def test_every_end_is_told_as_what_it_is(pieces: list[bytes], body: bytes,
 
 
 @on_both_loops
-async def test_a_reset_ends_no_body_well() -> None:
+async def test_a_reset_ends_no_body_well(wire: Wire) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_message()
         await peer.send(b"HTTP/1.1 200 OK\r\n\r\nopen end")
         await asyncio.sleep(0.05)
         peer.reset()
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         got = await call_once(pool, server.port)
         assert got.body == b"open end"
         assert got.failure is not None
@@ -189,14 +196,14 @@ async def test_a_reset_ends_no_body_well() -> None:
 
 
 @on_both_loops
-async def test_head_is_answered_by_its_head() -> None:
+async def test_head_is_answered_by_its_head(wire: Wire) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_message()
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         await peer.wait_until_gone()
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         got = await call_once(pool, server.port, CallRequest(b"HEAD", b"/"))
         assert (got.heads[0].content_length, got.body, got.is_done) == (1000, b"", True)
         assert pool.n_idle == 0
@@ -204,7 +211,7 @@ async def test_head_is_answered_by_its_head() -> None:
 
 
 @on_both_loops
-async def test_cancel_closes_the_connection_at_once_and_nothing_is_told() -> None:
+async def test_cancel_closes_the_connection_at_once_and_nothing_is_told(wire: Wire) -> None:
     gone = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -213,8 +220,8 @@ async def test_cancel_closes_the_connection_at_once_and_nothing_is_told() -> Non
         await peer.wait_until_gone()
         gone.set()
 
-    async with raw_server(script) as server:
-        pool, recorder = Pool(), Recorder()
+    async with wire.server(script) as server:
+        pool, recorder = wire.pool(), Recorder()
         call = pool.stream_call(Endpoint("127.0.0.1", server.port), POST, recorder)
         await recorder.wait_for_bytes(2)
         call.cancel()
@@ -227,9 +234,9 @@ async def test_cancel_closes_the_connection_at_once_and_nothing_is_told() -> Non
 
 
 @on_both_loops
-async def test_cancel_while_connecting_leaves_nothing() -> None:
-    async with raw_server(answer_ok) as server:
-        pool, recorder = Pool(), Recorder()
+async def test_cancel_while_connecting_leaves_nothing(wire: Wire) -> None:
+    async with wire.server(answer_ok) as server:
+        pool, recorder = wire.pool(), Recorder()
         for n_turns in range(8):
             call = pool.stream_call(Endpoint("127.0.0.1", server.port), POST, recorder)
             for _ in range(n_turns):
@@ -243,7 +250,7 @@ async def test_cancel_while_connecting_leaves_nothing() -> None:
 
 
 @on_both_loops
-async def test_a_paused_call_holds_the_upstream_back_and_loses_nothing() -> None:
+async def test_a_paused_call_holds_the_upstream_back_and_loses_nothing(wire: Wire) -> None:
     n_bytes = 32 << 20
     written = 0
 
@@ -255,8 +262,8 @@ async def test_a_paused_call_holds_the_upstream_back_and_loses_nothing() -> None
             await peer.send(bytes(1 << 20))
             written += 1 << 20
 
-    async with raw_server(script) as server:
-        pool, recorder = Pool(), Recorder()
+    async with wire.server(script) as server:
+        pool, recorder = wire.pool(), Recorder()
         call = pool.stream_call(Endpoint("127.0.0.1", server.port), POST, recorder)
         call.pause()  # before the connection is there
         await asyncio.sleep(0.2)
@@ -276,14 +283,14 @@ async def test_a_paused_call_holds_the_upstream_back_and_loses_nothing() -> None
 
 
 @on_both_loops
-async def test_a_large_body_arrives_whole_and_an_early_answer_does_not_lend_the_connection() -> None:
+async def test_a_large_body_arrives_whole_and_an_early_answer_does_not_lend_the_connection(wire: Wire) -> None:
     async def script(peer: Peer) -> None:
         await peer.reader.readuntil(b"\r\n\r\n")
         await peer.send(b"HTTP/1.1 413 Large\r\nContent-Length: 0\r\n\r\n")
         await asyncio.sleep(0.1)
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         got = await call_once(pool, server.port, CallRequest(b"POST", b"/", (), bytes(64 << 20)))
         assert got.heads[0].status == 413
         assert pool.n_idle == 0
@@ -295,15 +302,15 @@ async def test_a_large_body_arrives_whole_and_an_early_answer_does_not_lend_the_
         seen.append(len((await peer.read_message()).body))
         await peer.send(OK)
 
-    async with raw_server(take_all) as server:
-        pool = Pool()
+    async with wire.server(take_all) as server:
+        pool = wire.pool()
         await call_once(pool, server.port, CallRequest(b"POST", b"/", (), bytes(5 << 20)))
         assert seen == [5 << 20]
         await pool.close()
 
 
 @on_both_loops
-async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
+async def test_bytes_that_nobody_asked_for_end_an_idle_connection(wire: Wire) -> None:
     async def script(peer: Peer) -> None:
         await peer.read_message()
         await peer.send(OK)
@@ -311,8 +318,8 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
         await peer.wait_until_gone()
 
-    async with raw_server(script) as server:
-        pool = Pool()
+    async with wire.server(script) as server:
+        pool = wire.pool()
         await call_once(pool, server.port)
         async with asyncio.timeout(WAIT_S):
             while pool.n_idle:  # noqa: ASYNC110 - a count has no event
@@ -322,9 +329,9 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
 
 
 @on_both_loops
-async def test_forgetting_an_endpoint_closes_what_is_idle_there() -> None:
-    async with raw_server(answer_ok) as server:
-        pool = Pool()
+async def test_forgetting_an_endpoint_closes_what_is_idle_there(wire: Wire) -> None:
+    async with wire.server(answer_ok) as server:
+        pool = wire.pool()
         await call_once(pool, server.port)
         pool.forget(Endpoint("127.0.0.1", server.port))
         pool.forget(Endpoint("127.0.0.1", 1))

@@ -78,6 +78,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.endpoint = endpoint
         self._reader = ResponseReader(pool.settings.max_head_bytes)
         self._is_fresh = True
+        self._may_owe = False
         self._idle_timeout_s = pool.settings.stream_idle_timeout_s
         self._now = pool.loop.time
         self.shelf: Shelf | None = None  # while the pool counts this connection
@@ -135,6 +136,8 @@ class UpstreamConnection(asyncio.Protocol):
             if reader.head is None:
                 return
             call.has_given_head = True
+            # By TLS the transport does not tell what it still has to send. Only refusals come before a long body was taken.
+            self._may_owe = self._pool.has_tls and len(call.parts) > 1 and reader.head.status >= 400
             call.parts = ()
             call.sink.on_head(reader.head)
             if self.call is not call:
@@ -162,9 +165,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._detach(call)
             call.is_retry = True
             self._pool.connect(call, self.endpoint)
-        elif isinstance(exc, ssl.SSLError) and not reader.has_begun:
-            # In TLS 1.3 a server judges the client's certificate when that is done with its own part, and sends already.
-            self._fail(FailureKind.CONNECT, f"{self.endpoint} refused TLS: {exc}")
+        elif self._pool.has_tls and self._is_fresh and not reader.has_begun:
+            # In TLS 1.3 a server judges the client's certificate when the client is done, and sends already. uvicorn's says nothing then.
+            self._fail(FailureKind.DISCONNECTED, f"{self.endpoint} closed a new connection; perhaps it refuses this router's certificate")
         else:
             self._fail(FailureKind.DISCONNECTED, f"{self.endpoint} closed the connection" + (f": {exc}" if exc else ""))
 
@@ -185,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self, call: PooledCall) -> None:
         self._detach(call)
         # An answer that came before all of the request was taken leaves a rest that the next call would run into.
-        if self._reader.can_reuse and self._transport.get_write_buffer_size() == 0:
+        if self._reader.can_reuse and not self._may_owe and self._transport.get_write_buffer_size() == 0:
             self._is_fresh = False
             if call.is_paused:
                 self._transport.resume_reading()
@@ -217,6 +220,10 @@ class Pool:
         self._deadlines = Deadlines(self.loop, self.settings.tick_s)
         self._emptied = asyncio.Event()
         self._emptied.set()
+
+    @property
+    def has_tls(self) -> bool:
+        return self._tls is not None
 
     @property
     def n_active(self) -> int:
