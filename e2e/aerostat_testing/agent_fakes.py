@@ -64,9 +64,12 @@ class FakeKeeper:
         self.start_fails: PermanentError | TemporaryError | None = None
         self.site = EngineSite()
         self.next_port = 40000
+        self.has_ports = True
         self.on_start: Callable[[KeptProcess], None] = lambda _: None
 
     async def free_port(self) -> int:
+        if not self.has_ports:
+            raise KeeperRefusalError("NoFreePort", "no port is to be had")
         self.next_port += 1
         return self.next_port
 

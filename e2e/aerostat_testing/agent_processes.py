@@ -1,4 +1,7 @@
-"""A keeper and agents as real processes over a state folder, with fake engines: what `aerostat up` starts on a node, without the rest."""
+"""A keeper, agents and routers as real processes over a state folder: what `aerostat up` starts, without the parent and the operator.
+
+Engines are fake ones unless a test says otherwise. With an authority every process has a TLS folder, as in pods.
+"""
 
 import asyncio
 import os
@@ -23,6 +26,7 @@ from aerostat_runtime.cluster.folder import FolderCluster
 from aerostat_runtime.cluster.port import Kind
 from aerostat_runtime.grpc_tls import peer_channel
 from aerostat_runtime.tls import TlsFolder
+from aerostat_testing.certificates import Authority
 from aerostat_testing.waiting import eventually
 
 LIMIT: Final[Seconds] = 60.0  # generous: it only matters on a machine that is overloaded, or when something is wrong
@@ -30,24 +34,44 @@ FAKE: Final = shlex.join([sys.executable, "-m", "aerostat_testing.fake_engine"])
 
 
 class NodeProcesses:
-    """Everything is below `root`; `engines` are those that the keeper runs now."""
+    """Everything is below `root`, sockets in `run_dir`; `engines` are those that the keeper runs now."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, authority: Authority | None = None, *, run_dir: Path | None = None) -> None:
         self.root = root
-        self.run_dir = root / "run"
-        self.run_dir.mkdir(mode=0o700)
+        self.authority = authority
+        self.run_dir = run_dir or root / "run"
+        self.run_dir.mkdir(mode=0o700, exist_ok=True)
+        if authority is not None:
+            self.renew(authority)
         (root / "state").mkdir()
         self.cluster = FolderCluster(root / "state")
         self.keeper: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
+        self.router: subprocess.Popen[bytes] | None = None
 
-    def start_keeper(self) -> None:
-        self.keeper = self._start("keeper", "aerostat_agent.keeper", "--socket", str(self.run_dir / "keeper.sock"), "--grace", "5")
+    def renew(self, authority: Authority) -> None:
+        """New certificates of every part, trusted by this authority alone."""
+        for peer in (peers.ENGINES, peers.AGENT, peers.ROUTER):
+            authority.issue(self.tls_dir(peer), peer)
+
+    def tls_dir(self, peer: str) -> Path:
+        return self.root / peer
+
+    def start_keeper(self, *flags: str) -> None:
+        settings = ["--socket", str(self.run_dir / "keeper.sock"), "--grace", "5", *self._tls_flags(peers.ENGINES), *flags]
+        self.keeper = self._start("keeper", "aerostat_agent.keeper", *settings)
 
     def start_agent(self, *flags: str) -> None:
         settings = ["--node", "n0", "--cluster", f"folder:{self.root / 'state'}", "--run-dir", str(self.run_dir)]
-        settings += ["--model-cache", str(self.root / "models"), "--launcher", FAKE, "--preparer", FAKE, *flags]
-        self.agent = self._start("agent", "aerostat_agent", *settings)
+        settings += ["--model-cache", str(self.root / "models"), "--launcher", FAKE, "--preparer", FAKE, *self._tls_flags(peers.AGENT)]
+        self.agent = self._start("agent", "aerostat_agent", *settings, *flags)
+
+    def start_router(self, port: int) -> None:
+        settings = ["--cluster", f"folder:{self.root / 'state'}", "--listen", f"127.0.0.1:{port}", *self._tls_flags(peers.ROUTER)]
+        self.router = self._start("router", "aerostat_router", *settings)
+
+    def _tls_flags(self, peer: str) -> tuple[str, ...]:
+        return () if self.authority is None else ("--tls-dir", str(self.tls_dir(peer)))
 
     def _start(self, name: str, module: str, *args: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", module, *args, "--die-with-parent", str(os.getpid())]
@@ -90,14 +114,14 @@ class NodeProcesses:
 
 
 @asynccontextmanager
-async def node_processes(root: Path) -> AsyncIterator[NodeProcesses]:
+async def node_processes(root: Path, authority: Authority | None = None, *, run_dir: Path | None = None) -> AsyncIterator[NodeProcesses]:
     """Whatever happened, nothing of it runs afterwards, and no socket is left."""
-    node = NodeProcesses(root)
+    node = NodeProcesses(root, authority, run_dir=run_dir)
     try:
         yield node
     finally:
         await node.cluster.close()
-        for process in (node.agent, node.keeper):
+        for process in (node.router, node.agent, node.keeper):
             if process is not None and process.poll() is None:
                 await node.end(process)
 

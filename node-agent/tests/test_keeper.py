@@ -15,11 +15,15 @@ import pytest
 
 from aerostat.v1 import agent_pb2 as pb
 from aerostat_agent.keeper.logs import bound_log, open_log
+from aerostat_agent.keeper.main import parse_settings
 from aerostat_agent.keeper.sessions import living
 from aerostat_agent.keeper_client import Exit, KeeperLink
-from aerostat_core.errors import PermanentError, TemporaryError
+from aerostat_agent.site import EngineSite
+from aerostat_core import peers
+from aerostat_core.errors import PermanentError, SettingError, TemporaryError
 from aerostat_core.ids import Epoch
 from aerostat_runtime.framing import encode
+from aerostat_testing.certificates import Authority
 
 pytestmark = pytest.mark.cpu
 
@@ -252,6 +256,35 @@ async def test_a_killed_keeper_takes_its_processes_along_and_the_next_one_replac
             assert again.keeper_epoch > link.keeper_epoch
             assert again.agent_epoch > link.agent_epoch
             assert await again.list() == ()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+async def test_engines_listen_where_the_keeper_is_told_on_ports_that_are_free_there(tmp_path: Path, host: str) -> None:
+    rig = Rig(tmp_path)
+    rig.launch("--engine-host", host)
+    async with rig.attached() as link:
+        assert link.site == EngineSite(host=host)
+        ports = [await link.free_port() for _ in range(3)]
+        assert len(set(ports)) == 3
+        for port in ports:
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    await rig.end()
+
+
+def test_where_engines_are_to_serve_is_checked_at_start(tmp_path: Path) -> None:
+    settings = parse_settings(["--socket", "s", "--engine-host", "[::1]"])
+    assert settings.site == EngineSite(host="::1")
+    folder = Authority().issue(tmp_path / "tls", peers.ENGINES)
+    assert parse_settings(["--socket", "s", "--tls-dir", str(folder)]).site.tls_dir == str(folder)
+    for wrong, says in (
+        (["--engine-host", "localhost"], "--engine-host must be an IP address"),
+        (["--engine-host", "0.0.0.0"], "no address to call"),
+        (["--engine-host", "::"], "no address to call"),
+        (["--engine-host", "203.0.113.7"], "nothing can listen there"),
+        (["--tls-dir", str(tmp_path)], r"--tls-dir .*: cannot read .*tls\.crt"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            parse_settings(["--socket", "s", *wrong])
 
 
 async def test_a_socket_in_use_is_a_fatal_setting(rig: Rig) -> None:
