@@ -97,9 +97,9 @@ class NodeProcesses:
         instances = await self.cluster.list(Kind.INSTANCE)
         return dict(instances[0].get("status", {})) if instances else {}
 
-    async def until_state(self, model: str, state: str, *, agent_epoch_after: int = 0) -> Resource:
+    async def until_state(self, model: str, state: str, *, agent_epoch_after: int = 0, limit: Seconds = LIMIT) -> Resource:
         """Wait until the status says so; returns it."""
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(limit):
             while True:
                 status = await self.status()
                 states = {m["name"]: m["state"] for m in status.get("models", ())}
