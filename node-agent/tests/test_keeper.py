@@ -15,7 +15,7 @@ import pytest
 
 from aerostat.v1 import agent_pb2 as pb
 from aerostat_agent.keeper.logs import bound_log, open_log
-from aerostat_agent.keeper.main import parse_settings
+from aerostat_agent.keeper.main import check, parse_settings
 from aerostat_agent.keeper.sessions import living
 from aerostat_agent.keeper_client import Exit, KeeperLink
 from aerostat_agent.site import EngineSite
@@ -275,7 +275,7 @@ def test_where_engines_are_to_serve_is_checked_at_start(tmp_path: Path) -> None:
     settings = parse_settings(["--socket", "s", "--engine-host", "[::1]"])
     assert settings.site == EngineSite(host="::1")
     folder = Authority().issue(tmp_path / "tls", peers.ENGINES)
-    assert parse_settings(["--socket", "s", "--tls-dir", str(folder)]).site.tls_dir == str(folder)
+    check(parse_settings(["--socket", "s", "--tls-dir", str(folder)]).site)
     for wrong, says in (
         (["--engine-host", "localhost"], "--engine-host must be an IP address"),
         (["--engine-host", "0.0.0.0"], "no address to call"),
@@ -284,7 +284,7 @@ def test_where_engines_are_to_serve_is_checked_at_start(tmp_path: Path) -> None:
         (["--tls-dir", str(tmp_path)], r"--tls-dir .*: cannot read .*tls\.crt"),
     ):
         with pytest.raises(SettingError, match=says):
-            parse_settings(["--socket", "s", *wrong])
+            check(parse_settings(["--socket", "s", *wrong]).site)
 
 
 async def test_a_socket_in_use_is_a_fatal_setting(rig: Rig) -> None:

@@ -50,14 +50,12 @@ def parse_settings(argv: Sequence[str] | None) -> KeeperSettings:
     args = parser.parse_args(argv)
     if args.grace < 0:
         raise SettingError(f"--grace must be 0 or more seconds, got {args.grace}")
-    if args.tls_dir is not None:
-        TlsFolder(args.tls_dir)  # each engine reads it for itself; what is wrong with it is told here, once
     tls_dir = None if args.tls_dir is None else str(args.tls_dir.absolute())
-    site = EngineSite(host=_address_here(args.engine_host), tls_dir=tls_dir)
+    site = EngineSite(host=_address(args.engine_host), tls_dir=tls_dir)
     return KeeperSettings(socket=args.socket, grace=args.grace, parent_pid=args.die_with_parent, site=site)
 
 
-def _address_here(text: str) -> str:
+def _address(text: str) -> str:
     """Without brackets. Raises SettingError for what routers could not call."""
     try:
         address = ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
@@ -65,11 +63,17 @@ def _address_here(text: str) -> str:
         raise SettingError(f"--engine-host must be an IP address, got {text!r}") from error
     if address.is_unspecified:
         raise SettingError(f"--engine-host {text} is no address to call: routers are told it, so set the one of this pod")
-    try:
-        free_port(str(address))
-    except OSError as error:
-        raise SettingError(f"--engine-host {text}: nothing can listen there ({error.strerror}); set an address of this pod") from error
     return str(address)
+
+
+def check(site: EngineSite) -> None:
+    """Each engine finds out for itself what is wrong with its site; here it is told once. Raises SettingError."""
+    try:
+        free_port(site.host)
+    except OSError as error:
+        raise SettingError(f"--engine-host {site.host}: nothing can listen there ({error.strerror}); set an address of this pod") from error
+    if site.tls_dir is not None:
+        TlsFolder(Path(site.tls_dir))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run(settings: KeeperSettings) -> None:
     """Serve until told to end. Raises SettingError."""
+    check(settings.site)
     loop = asyncio.get_running_loop()
     table, stop, child_ended = ProcessTable(), asyncio.Event(), asyncio.Event()
     listener = listen(settings.socket)
