@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aerostat_agent.engine_events import Boundary, Handle, Hello, Identity
 from aerostat_agent.epochs import EpochSource
-from aerostat_agent.keeper_client import Exit, KeptProcess
+from aerostat_agent.keeper_client import Exit, KeeperRefusalError, KeptProcess
 from aerostat_agent.node import Node
 from aerostat_agent.notes import EngineNote
 from aerostat_agent.policy.settlements import WakeAsked
