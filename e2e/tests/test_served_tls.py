@@ -36,7 +36,7 @@ async def test_a_sessions_second_turn_is_a_lease_hit_by_tls_also_with_new_certif
             instance = instance_resource(uri, "a", memory="4Gi", kv="16Mi")
             instance["spec"]["routing"]["leaseTTL"] = "30s"
             await node.cluster.apply(instance)
-            node.start_keeper()
+            node.start_keeper("--engine-host", "::1")
             node.start_agent(*programs)
             node.start_router(port)
             status = await node.until_state("a", "Open", limit=START_LIMIT)

@@ -26,6 +26,8 @@ LAUNCH_ENV = "AEROSTAT_ENGINE_LAUNCH"
 """The spec, for the scheduler processes that SGLang spawns; it holds no secret."""
 _MAX_SOCKET_PATH_BYTES = 107
 _LONGEST_SOCKET_NAME = "tmpxxxxxxxx"
+EXIT_FAILED = 1
+"""A restart may help: a TLS folder is a Secret, which somebody repairs."""
 _DEFAULT_FLAGS = {"chunked-prefill-size": "512"}
 
 
@@ -43,9 +45,14 @@ def main(argv: list[str]) -> int:
     except PermanentError as error:
         sys.stderr.write(f"aerostat engine: {error}\n")
         return EXIT_BAD_SPEC
+    try:
+        tls = None if spec.tls_dir is None else TlsFolder(Path(spec.tls_dir), setting="tls_dir")
+    except SettingError as error:
+        sys.stderr.write(f"aerostat engine: {error}\n")
+        return EXIT_FAILED
     if spec.parent_pid is not None:
         die_with_parent(spec.parent_pid, signal.SIGTERM)
-    return serve(spec, keys)
+    return serve(spec, keys, tls)
 
 
 def read_spec(argv: list[str]) -> EngineLaunch:
@@ -142,7 +149,7 @@ def sglang_flags(spec: EngineLaunch, dtype: str) -> list[str]:
     return flags + to_flags({name: value for name, value in spec.engine_args.items() if name != "dtype"})
 
 
-def serve(spec: EngineLaunch, keys: Keys) -> int:
+def serve(spec: EngineLaunch, keys: Keys, tls: TlsFolder | None) -> int:
     """Run until the server ends. Everything heavy is imported here, in an environment that is ready for it."""
     import sglang.srt.managers.scheduler  # noqa: F401  # our plugin registers its hooks where this module is loaded
     from sglang.srt.plugins import load_plugins
@@ -159,11 +166,6 @@ def serve(spec: EngineLaunch, keys: Keys) -> int:
         sys.stderr.write("aerostat engine: SGLang did not take our plugin; reinstall `aerostat[engine]`: " + "; ".join(missing) + "\n")
         return EXIT_PLUGIN_MISSING
     server_args = prepare_server_args(sglang_flags(spec, serving_dtype_of(spec)))
-    try:
-        tls = None if spec.tls_dir is None else TlsFolder(Path(spec.tls_dir), setting="tls_dir")
-    except SettingError as error:  # a restart may help: the folder is a Secret, which is renewed
-        sys.stderr.write(f"aerostat engine: {error}\n")
-        return 1
     guard_application(call_key=keys.call, admin_key=keys.admin, tls=tls)
     if tls is not None:
         serve_tls(tls)

@@ -40,4 +40,4 @@ def serve_tls(tls: TlsFolder) -> None:
     def context(config: uvicorn.Config, default: object) -> ssl.SSLContext:
         return tls.server_context()
 
-    uvicorn.Config = partial(uvicorn.Config, ssl_context_factory=context)  # type: ignore[misc]  # SGLang's is the only server here
+    uvicorn.Config = partial(uvicorn.Config, ssl_context_factory=context)  # type: ignore[assignment,misc]  # SGLang's is the only server here

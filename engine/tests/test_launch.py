@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_with_a_tls_folder_sglang_knows_that_it_serves_https(tmp_path: Path) -> 
     spec = replace(spec_in(tmp_path), tls_dir="/etc/tls")
     assert flag(launch.sglang_flags(spec, "float32"), "ssl-certfile") == "/etc/tls/tls.crt"
     assert "--ssl-certfile" not in launch.sglang_flags(spec_in(tmp_path), "float32")
+
+
+def test_a_tls_folder_that_cannot_be_read_may_be_whole_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {CALL_KEY_ENV: "a", ADMIN_KEY_ENV: "b"})
+    assert launch.main([replace(spec_in(tmp_path), tls_dir=str(tmp_path)).to_json()]) == launch.EXIT_FAILED
+    assert f"tls_dir {tmp_path}: cannot read" in capsys.readouterr().err
 
 
 def test_a_bad_spec_ends_the_launcher_with_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
