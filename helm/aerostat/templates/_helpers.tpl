@@ -63,16 +63,29 @@ http://{{ include "aerostat.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.r
 {{- end }}
 {{- end }}
 
-{{/* What every pod has in common: (list . "router"). */}}
+{{/* What every pod has in common: (list . "router" $values $placed). $values: of its component. $placed: who says where it runs,
+     the component itself or a node pool. */}}
 {{- define "aerostat.podCommon" -}}
-{{- $ := index . 0 -}}{{- $component := index . 1 -}}
+{{- $ := index . 0 -}}{{- $component := index . 1 -}}{{- $values := index . 2 -}}{{- $placed := index . 3 -}}
 serviceAccountName: {{ include "aerostat.fullname" $ }}-{{ $component }}
 enableServiceLinks: false
 {{- with $.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with (index $.Values $component).priorityClassName }}
+{{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
+{{- end }}
+{{- with (ternary $placed.runtimeClassName $values.runtimeClassName (eq $component "engines")) }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $placed.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $placed.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $placed.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
@@ -87,14 +100,31 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Environment of every process: the root file system is read-only, so what libraries cache goes to /tmp. */}}
+{{/* Environment of every process: (list . $values). The root file system is read-only, so what libraries cache goes to /tmp. */}}
 {{- define "aerostat.env" -}}
+{{- $values := index . 1 -}}
 - {name: HOME, value: /tmp}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- range $name, $value := $values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* Labels and annotations of a pod: (list . "router" $values). */}}
+{{- define "aerostat.podMetadata" -}}
+{{- $values := index . 2 -}}
+labels:
+  {{- include "aerostat.labels" . | nindent 2 }}
+  {{- with $values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with $values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* Replicas on different nodes and zones where that is possible: (list . "router"). */}}
