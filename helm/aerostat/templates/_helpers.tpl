@@ -141,14 +141,20 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 
 {{/* Both pods of a node share two host folders. A host folder belongs to root at first: one container, which has these two
-     capabilities and nothing else to do, gives it to our id. */}}
+     capabilities and nothing else to do, gives it to our id. (list . $sizeOfTmp) */}}
 {{- define "aerostat.nodeVolumes" -}}
+{{- $ := index . 0 -}}
 - name: run
-  hostPath: {path: {{ .Values.nodes.runDir | quote }}, type: DirectoryOrCreate}
+  hostPath: {path: {{ $.Values.nodes.runDir | quote }}, type: DirectoryOrCreate}
 - name: model-cache
-  hostPath: {path: {{ .Values.nodes.modelCache | quote }}, type: DirectoryOrCreate}
+  hostPath: {path: {{ $.Values.nodes.modelCache | quote }}, type: DirectoryOrCreate}
 - name: tmp
-  emptyDir: {sizeLimit: 4Gi}
+  emptyDir: {sizeLimit: {{ index . 1 }}}
+{{- end }}
+
+{{/* Size of a node pool's /tmp. */}}
+{{- define "aerostat.tmp" -}}
+{{ .tmp | default "4Gi" }}
 {{- end }}
 
 {{- define "aerostat.nodeFolders" -}}

@@ -39,7 +39,9 @@ def judge(present: Resource | None, ours: Resource, *, allows_removal: bool) -> 
     if _order(there) > _order(release):
         missing = sorted(_served(ours) - _served(present))
         if missing:
-            why = f"it is of release {there}, which no longer serves {', '.join(missing)}: use release {there} or later instead of {release}"
+            why = (
+                f"it is of release {there}, which no longer serves {', '.join(missing)}: use release {there} or later instead of {release}"
+            )
             return Judgement(verb=Verb.REFUSE, why=why)
         why = f"it is of release {there}, newer than this one ({release}), and stays, so that objects lose nothing"
         return Judgement(verb=Verb.KEEP, why=why)
