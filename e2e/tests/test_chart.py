@@ -17,6 +17,7 @@ from aerostat_operator import settings as operator
 from aerostat_router import settings as router
 from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.kubernetes.chart import CHART, CLUSTER_WIDE, Chart, ChartError, pod_template
+from aerostat_testing.kubernetes.operators import MERGE
 
 pytestmark = pytest.mark.cluster
 
@@ -116,8 +117,12 @@ def test_containers_may_do_as_little_as_possible(chart: Chart, values: Values) -
 
 @FILES
 def test_operator_and_router_run_under_restricted_pod_security(chart: Chart, apiserver: ApiServer, namespace: str, values: Values) -> None:
-    level = {"pod-security.kubernetes.io/enforce": "restricted"}
-    apiserver.call("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": level}}, content_type="application/merge-patch+json")
+    """Node pods do not, nor under `baseline`: a namespace labelled `privileged` takes them."""
+
+    def enforce(level: str) -> None:
+        labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": level}}}
+        apiserver.call("PATCH", f"/api/v1/namespaces/{namespace}", labels, content_type=MERGE)
+
     objects = chart.render(*values, namespace=namespace)
     for account in of_kind(objects, "ServiceAccount"):
         account["metadata"].pop("namespace")
@@ -127,12 +132,17 @@ def test_operator_and_router_run_under_restricted_pod_security(chart: Chart, api
         template["spec"].pop("runtimeClassName", None)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
         create = ("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
-        if component in ("operator", "router", "crds"):
+        enforce("restricted")
+        if component not in ("agent", "engines"):
             apiserver.call(*create)
-        else:
+            continue
+        for level in ("restricted", "baseline"):
+            enforce(level)
             with pytest.raises(httpx.HTTPStatusError) as refused:
                 apiserver.call(*create)
             assert "hostPath" in refused.value.response.text, "node pods use folders of the host, which needs a namespace for that"
+        enforce("privileged")
+        apiserver.call(*create)
 
 
 def test_the_devices_of_a_node_are_requested(chart: Chart) -> None:
@@ -163,7 +173,7 @@ def test_who_watches_one_namespace_has_rights_there_only(chart: Chart) -> None:
     nodes, _ = sorted(of_kind(objects, "ClusterRole"), key=lambda role: "crds" in role["metadata"]["name"])
     assert nodes["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
     for component, template in pods(objects):
-        if component != "engines":
+        if component not in ("engines", "crds"):
             assert "--cluster=kubernetes:?namespace=models" in template["spec"]["containers"][0]["args"]
 
 

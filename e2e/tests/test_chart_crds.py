@@ -53,8 +53,7 @@ def run(server: ApiServer, hook: list[Resource], *more: str) -> subprocess.Compl
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     kubeconfig = server.kubeconfig_of(NamespacedName(job["metadata"]["namespace"], spec["serviceAccountName"]))
-    arguments = [a.replace("--cluster=kubernetes:", f"--cluster=kubernetes:?kubeconfig={kubeconfig}") for a in container["args"]]
-    command = [sys.executable, *container["command"][1:], *arguments, *more]
+    command = [sys.executable, *container["command"][1:], *container["args"], f"--cluster=kubernetes:?kubeconfig={kubeconfig}", *more]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
 
 

@@ -9,8 +9,10 @@
 {{- end }}
 
 {{- define "aerostat.checks" -}}
-{{- range $component := list "operator" "router" "agent" }}
-{{- include "aerostat.checkResources" (list $component (index $.Values $component).resources) }}
+{{- range $component := list "operator" "router" "agent" "engines" }}
+{{- $values := index $.Values $component }}
+{{- include "aerostat.checkOurs" (list $component $values) }}
+{{- with $values.resources }}{{ include "aerostat.checkResources" (list $component .) }}{{ end }}
 {{- end }}
 {{- $seen := dict }}
 {{- range $pool := .Values.nodePools }}
@@ -20,6 +22,20 @@
 {{- include "aerostat.checkResources" (list $where $pool.resources) }}
 {{- include "aerostat.checkMemory" (list $where $pool) }}
 {{- include "aerostat.checkDevices" (list $where $pool) }}
+{{- end }}
+{{- end }}
+
+{{- define "aerostat.checkOurs" -}}
+{{- $component := index . 0 -}}{{- $values := index . 1 -}}
+{{- range $name, $_ := $values.env }}
+{{- if has $name (list "HOME" "PYTHONUNBUFFERED" "POD_NAME" "POD_IP" "NODE_NAME") }}
+{{- fail (printf "%s.env: %s is set by the chart; leave it out" $component $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $_ := $values.podLabels }}
+{{- if regexMatch "^(app\\.kubernetes\\.io|helm\\.sh|aerostat\\.dev)/" $name }}
+{{- fail (printf "%s.podLabels: %s is one of the labels by which the chart finds its pods; choose another name" $component $name) }}
+{{- end }}
 {{- end }}
 {{- end }}
 
