@@ -14,6 +14,7 @@ from aerostat_agent.epochs import EpochSource
 from aerostat_agent.keeper_client import Exit, KeeperRefusalError, KeptProcess
 from aerostat_agent.node import Node
 from aerostat_agent.notes import EngineNote
+from aerostat_agent.policy.memory import ContainerMemory
 from aerostat_agent.policy.settlements import WakeAsked
 from aerostat_agent.policy.tracks import EngineKey, Failure
 from aerostat_agent.reports import EngineReports
@@ -166,7 +167,7 @@ class AgentRig:
         self.prober = FakeProber()
         self.settings = settings(run_dir)
         self.settings.log_dir.mkdir(exist_ok=True)
-        self.node = Node(NodeName("n0"), Epoch(1), self.clock)
+        self.node = Node(NodeName("n0"), Epoch(1), self.clock, memory=ContainerMemory(limit=1 << 40, shared=0))
         self.reports = EngineReports(self.node, self.prober)
         self.engines = FakeEngines(self.node, self.reports, {})
         epochs = EpochSource(self.clock, max(self.keeper.processes, default=Epoch(0)))

@@ -52,7 +52,7 @@ async def serve(
         raise SettingError("the agent and the keeper must both be given --tls-dir, or neither: engines serve by the keeper's")
     processes = await link.list()
     new_epoch = EpochSource(clock, max((p.epoch for p in processes), default=Epoch(0)))
-    node = Node(settings.node, link.agent_epoch, clock)
+    node = Node(settings.node, link.agent_epoch, clock, memory=await link.memory())
     weights = Weights(
         link,
         clock,

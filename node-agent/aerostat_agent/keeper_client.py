@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from aerostat.v1 import agent_pb2 as pb
+from aerostat_agent.policy.memory import ContainerMemory
 from aerostat_agent.site import EngineSite
 from aerostat_core.errors import AerostatError, PermanentError, TemporaryError
 from aerostat_core.ids import Bytes, Epoch, Seconds
@@ -142,6 +143,10 @@ class KeeperLink:
 
     async def describe(self) -> pb.DeviceList:
         return (await self._ask(pb.KeeperRequest(describe=pb.Describe()))).devices
+
+    async def memory(self) -> ContainerMemory:
+        described = await self.describe()
+        return ContainerMemory(limit=described.host_memory_bytes, shared=described.shared_memory_bytes)
 
     async def _ask(self, request: pb.KeeperRequest) -> pb.KeeperReply:
         if self.fenced is not None:

@@ -17,6 +17,7 @@ from aerostat_agent.policy.demand import DemandTable
 from aerostat_agent.policy.engines import Verdict, fingerprint
 from aerostat_agent.policy.figures import Figures
 from aerostat_agent.policy.leases import Installed, Lease, LeaseTable
+from aerostat_agent.policy.memory import ContainerMemory, refuse_node
 from aerostat_agent.policy.sessions import Row, SessionTable
 from aerostat_agent.policy.settlements import Settlements
 from aerostat_agent.policy.tracks import EngineKey, Phase, Track
@@ -63,8 +64,9 @@ class LiveEngine:
 class Node:
     """Mutable. `touch` after a change that routers or people should learn of."""
 
-    def __init__(self, name: NodeName, agent_epoch: Epoch, clock: Clock) -> None:
+    def __init__(self, name: NodeName, agent_epoch: Epoch, clock: Clock, *, memory: ContainerMemory) -> None:
         self.name = name
+        self.memory = memory
         self.agent_epoch = agent_epoch
         self.clock = clock
         self.specs: dict[NamespacedName, InstanceSpec] = {}
@@ -135,6 +137,10 @@ class Node:
     def capacity(self, instance: NamespacedName) -> Bytes:
         spec = self.specs[instance]
         return spec.device_bytes * spec.tensor_parallel
+
+    def why_too_small(self) -> str | None:
+        """None: what is declared on this node fits into what its engines may use."""
+        return refuse_node(self.specs.values(), self.memory)
 
     def used(self, instance: NamespacedName) -> Bytes:
         return sum(t.footprint.total for t in self.tracks.values() if t.key.instance == instance and t.footprint is not None)

@@ -121,6 +121,9 @@ class Supervisor:
         return tuple(every)
 
     def _prepared(self, wanted: Iterable[Wanted]) -> dict[EngineKey, Prepared]:
+        if (why := self._node.why_too_small()) is not None:
+            failure = Failure(reason="NodeTooSmall", message=why, is_permanent=True)
+            return {want.key: Prepared(failure=failure) for want in wanted}
         prepared = {}
         for want in wanted:
             preparation = self._weights.of(source_of(want.key.instance, want.model))

@@ -13,6 +13,7 @@ from aerostat_agent.keeper_client import KeeperRefusalError
 from aerostat_agent.notes import EngineNote
 from aerostat_agent.policy.engines import KILL_AFTER
 from aerostat_agent.policy.leases import Lease
+from aerostat_agent.policy.memory import ContainerMemory
 from aerostat_agent.policy.sessions import Row
 from aerostat_agent.policy.tracks import Failure
 from aerostat_agent.supervisor import LINK_LOST_LIMIT
@@ -295,3 +296,17 @@ async def test_progress_of_a_preparation_is_shown(tmp_path: Path) -> None:
         process.log_path.write_text("some library says hello\n" + json.dumps(progress) + '\n{"half')
         await asyncio.sleep(0.6)
         assert rig.node.verdicts[key("a")].message == "download 12Mi of 90Mi"
+
+
+async def test_a_node_that_is_smaller_than_its_pools_say_starts_nothing_and_says_what_to_change(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.memory = ContainerMemory(limit=1 << 20, shared=0)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        await settle()
+        assert state(rig) == (EngineState.FAILED, "NodeTooSmall")
+        assert "its engines have 1Mi" in rig.node.verdicts[key("a")].message
+        assert not rig.keeper.processes
+        rig.node.memory = ContainerMemory(limit=1 << 40, shared=0)
+        rig.node.touch()
+        await rig.started("a")

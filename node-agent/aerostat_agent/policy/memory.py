@@ -1,8 +1,8 @@
-"""May this engine start beside those that hold memory now? (design.md section 3: the ledger invariant)
+"""May this engine start beside those that hold memory now, and is the node what its Pools say? (design.md section 3: the ledger invariant)
 
     sum of weights + sum of runtime reserves + sum of KV budgets <= capacity of the instance
 
-All figures are bytes over all devices of the instance.
+All figures of an engine are bytes over all devices of the instance.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from typing import Final
 
 from aerostat_core.ids import Bytes
 from aerostat_core.quantities import format_size
+from aerostat_core.specs import DeviceKind, InstanceSpec
 
 MIN_SLACK_SHARE: Final = 0.05  # of the capacity, in the price of memory: the last bytes are dear, not infinitely so
 
@@ -51,6 +52,31 @@ def refuse(asked: Footprint, held: Iterable[Footprint], capacity: Bytes) -> Refu
         "give the Pool's devices more memory, or lower the Model's memory.kvMin"
     )
     return Refusal(asked=asked.total, there=there, message=message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerMemory:
+    """What the container of a node's engines may use. `shared`: what its /dev/shm may take of that; 0 without a limit."""
+
+    limit: Bytes
+    shared: Bytes
+
+
+def refuse_node(specs: Iterable[InstanceSpec], container: ContainerMemory) -> str | None:
+    """None: what the Pools of a node declare fits into the container in which its engines run. Otherwise why not, and what to change.
+
+    Devices of kind CPU are host memory; a host pool is one for all instances of its Pool.
+    """
+    every = tuple(specs)
+    devices = sum(s.device_bytes * s.tensor_parallel for s in every if s.device_kind is DeviceKind.CPU)
+    pools = sum({(s.name.namespace, s.pool): s.host_pool_bytes for s in every}.values())
+    if devices + pools == 0 or devices + pools + container.shared <= container.limit:
+        return None
+    return (
+        f"Pools declare {format_size(devices)} of CPU devices and {format_size(pools)} of hostPool on this node, and its engines have "
+        f"{format_size(container.limit)} with {format_size(container.shared)} of /dev/shm in it: "
+        "lower the Pool's devices.count, devices.memory or hostPool, or raise the node pool's resources.limits.memory in the chart's values"
+    )
 
 
 def kv_tokens(budget: Bytes, bytes_per_token: Bytes, page_tokens: int) -> int:

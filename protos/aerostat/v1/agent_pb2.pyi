@@ -884,7 +884,11 @@ class DeviceList(_message.Message):
 
     DEVICES_FIELD_NUMBER: _builtins.int
     HOST_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SHARED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     host_memory_bytes: _builtins.int
+    """what the keeper's container may use"""
+    shared_memory_bytes: _builtins.int
+    """of that, what its /dev/shm may take; 0 where nothing limits the container"""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceInfo]: ...
     def __init__(
@@ -892,10 +896,11 @@ class DeviceList(_message.Message):
         *,
         devices: _abc.Iterable[Global___DeviceInfo] | None = ...,
         host_memory_bytes: _builtins.int = ...,
+        shared_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host_memory_bytes", b"host_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host_memory_bytes", b"host_memory_bytes", "shared_memory_bytes", b"shared_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
