@@ -13,7 +13,9 @@ from aerostat_core.errors import SettingError
 
 
 @asynccontextmanager
-async def serving(listen: Address, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> AsyncIterator[Address]:
+async def serving(
+    listen: Address, registry: CollectorRegistry, is_ready: Callable[[], bool], *, why_not: str = "the Instances are not known yet"
+) -> AsyncIterator[Address]:
     """Serves while entered; the address has the real port. Raises SettingError when it cannot listen there."""
 
     async def metrics(_: web.Request) -> web.Response:
@@ -23,7 +25,7 @@ async def serving(listen: Address, registry: CollectorRegistry, is_ready: Callab
         return web.Response(text="ok\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if is_ready() else web.Response(status=503, text="the Instances are not known yet\n")
+        return web.Response(text="ready\n") if is_ready() else web.Response(status=503, text=f"{why_not}\n")
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/readyz", readyz)])

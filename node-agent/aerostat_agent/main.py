@@ -4,8 +4,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
+from prometheus_client import CollectorRegistry
+
+from aerostat_agent import admin
 from aerostat_agent.agent import serve
 from aerostat_agent.keeper_client import KeeperLink
 from aerostat_agent.settings import Settings, parse_settings
@@ -21,7 +25,7 @@ from aerostat_runtime.tls import TlsFolder
 
 _log = logging.getLogger(__name__)
 
-_KEEPER_LIMIT: Final[Seconds] = 30.0
+_SOON: Final[Seconds] = 1.0  # a keeper that is there answers before
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,11 +72,21 @@ async def _serve_keeper(settings: Settings, tls: TlsFolder | None, cluster: Adap
 
 
 async def _attach(settings: Settings, stop: asyncio.Event) -> KeeperLink | None:
-    """None: told to stop while no keeper answered. Raises PermanentError, or TemporaryError when it is lost at once."""
-    attaching = asyncio.create_task(KeeperLink.attach(settings.keeper_socket, deadline=_KEEPER_LIMIT))
+    """None: told to stop while no keeper answered. Raises PermanentError, or TemporaryError when it is lost at once.
+
+    Probes are answered meanwhile: this process is well, and a restart brings no keeper.
+    """
+    attaching = asyncio.create_task(KeeperLink.attach(settings.keeper_socket, deadline=settings.keeper_limit))
     stopping = asyncio.create_task(stop.wait())
+    waits = {attaching, stopping}
     try:
-        await asyncio.wait({attaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waits, timeout=_SOON, return_when=asyncio.FIRST_COMPLETED)
+        async with AsyncExitStack() as meanwhile:
+            if not done:
+                why = f"no keeper answers on {settings.keeper_socket}: the engines' pod of this node does not run"
+                _log.warning("%s; waiting for it", why)
+                await meanwhile.enter_async_context(admin.serving(settings.admin_listen, CollectorRegistry(), lambda: False, why_not=why))
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return attaching.result() if attaching.done() else None
     finally:
         attaching.cancel()

@@ -29,6 +29,7 @@ class Settings:
     parent_pid: int | None
     start_limit: Seconds
     tls_dir: Path | None = None
+    keeper_limit: Seconds = 30.0  # for a keeper to answer
     launcher: tuple[str, ...] = _LAUNCHER
     preparer: tuple[str, ...] = _PREPARER
 
@@ -57,12 +58,15 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
     add("--admin-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and health (default 127.0.0.1, any port)")
     add("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends; engines stay")
     add("--start-limit", type=float, default=600.0, metavar="SECONDS", help="for an engine to become ready (default 600)")
+    add("--keeper-limit", type=float, default=30.0, metavar="SECONDS", help="for the keeper to answer; inf: wait (default 30)")
     add("--launcher", default=shlex.join(_LAUNCHER), help="command that runs an engine; gets the launch spec as its last argument")
     add("--preparer", default=shlex.join(_PREPARER), help="command that puts a model's weights on disk")
     add("--tls-dir", type=Path, metavar="DIR", help="mutual TLS with routers and engines, by tls.crt, tls.key and ca.crt there")
     args = parser.parse_args(argv)
     if args.start_limit <= 0:
         raise SettingError(f"--start-limit must be more than 0 seconds, got {args.start_limit}")
+    if not args.keeper_limit > 0:
+        raise SettingError(f"--keeper-limit must be more than 0 seconds, got {args.keeper_limit}")
     if not args.run_dir.is_dir():
         raise SettingError(f"--run-dir {args.run_dir} is no folder: make one, with mode 0700")
     return Settings(
@@ -75,6 +79,7 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
         parent_pid=args.die_with_parent,
         start_limit=args.start_limit,
         tls_dir=args.tls_dir,
+        keeper_limit=args.keeper_limit,
         launcher=tuple(shlex.split(args.launcher)),
         preparer=tuple(shlex.split(args.preparer)),
     )

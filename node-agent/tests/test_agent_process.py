@@ -17,6 +17,7 @@ from aerostat_runtime.cluster.port import Kind
 from aerostat_testing.agent_fakes import instance_resource
 from aerostat_testing.agent_processes import NodeProcesses, node_processes, telemetry_of
 from aerostat_testing.fake_engine import FakeModel
+from aerostat_testing.ports import free_port
 from aerostat_testing.waiting import eventually
 
 pytestmark = pytest.mark.cpu
@@ -181,3 +182,33 @@ async def test_an_agent_that_waits_for_its_keeper_ends_at_once_when_told_to(tmp_
         assert node.agent is not None
         async with asyncio.timeout(10):  # waiting for a keeper takes longer
             assert await node.end(node.agent) == 0
+
+
+async def test_an_agent_without_a_keeper_is_alive_and_not_ready_until_one_is_there(tmp_path: Path) -> None:
+    admin = f"127.0.0.1:{free_port()}"
+    async with node_processes(tmp_path) as node, aiohttp.ClientSession() as http:
+
+        async def answer(path: str) -> tuple[int, str]:
+            try:
+                async with http.get(f"http://{admin}{path}") as got:
+                    return got.status, await got.text()
+            except aiohttp.ClientConnectionError:  # it begins, or has just found its keeper
+                return 0, ""
+
+        async def until(path: str, status: int, words: str) -> None:
+            async with asyncio.timeout(60):
+                while True:
+                    told = await answer(path)
+                    if told[0] == status and words in told[1]:
+                        return
+                    await asyncio.sleep(0.05)
+
+        node.start_agent("--admin-listen", admin, "--keeper-limit", "inf")
+        await until("/readyz", 503, "no keeper answers on")
+        assert await answer("/healthz") == (200, "ok\n")
+        node.start_keeper()
+        await until("/readyz", 200, "ready")
+        assert node.keeper is not None
+        await node.end(node.keeper, signal.SIGKILL)
+        await until("/readyz", 503, "no keeper answers on")
+        assert await answer("/healthz") == (200, "ok\n")

@@ -18,12 +18,15 @@ MAX_SESSIONS: Final = 10_000
 
 
 def why_not_ready(catalog: Catalog, fleet: Fleet, *, is_draining: bool) -> str | None:
-    """None: calls may come. A router without telemetry is of no use once there are instances to route to."""
+    """None: calls may come, also those to nodes that just begin, which are held or answered with a reason.
+
+    A router that hears none of the agents that there are is of no use: until it does, others serve.
+    """
     if is_draining:
         return "draining"
     if not catalog.is_synced:
         return "the declared objects have not been read yet"
-    if catalog.instances() and not any(True for _ in fleet.agents()):
+    if catalog.addresses() and not any(True for _ in fleet.agents()):
         return "no node agent has been heard yet"
     return None
 

@@ -8,9 +8,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from aerostat_core.ids import Epoch, LeaseId, NamespacedName, SessionKey
 from aerostat_core.latency import LatencyProfile
 from aerostat_core.specs import EngineState
+from aerostat_router.admin import why_not_ready
+from aerostat_router.catalog import WATCHED, Catalog
 from aerostat_router.fleet import AgentUpdate, Fleet
 from aerostat_router.in_flight import Ticket
 from aerostat_router.policy.views import EngineView, InstanceView, LeaseView, SessionView, Tier, Timing
+from aerostat_runtime.cluster.port import Change, Kind, WatchEvent
+from aerostat_testing.declared import instance_object
 
 pytestmark = pytest.mark.cpu
 
@@ -192,3 +196,26 @@ def test_a_call_counts_beyond_the_snapshot_for_two_snapshots_and_an_end_after_th
     snapshot(3)
     counted.append(candidate.load.n_calls)
     assert counted == [1, 1, 0, -1, 0]
+
+
+def test_a_router_is_ready_unless_there_are_agents_and_it_hears_none() -> None:
+    fleet, catalog = Fleet(lambda models: None), Catalog(lambda: None)
+
+    def declare(address: str) -> None:
+        catalog.apply(WatchEvent(Change.ADDED, Kind.INSTANCE, instance_object("a", ["m"], address=address)))
+
+    def why() -> str | None:
+        return why_not_ready(catalog, fleet, is_draining=False)
+
+    assert why() == "the declared objects have not been read yet"
+    for kind in WATCHED:
+        catalog.apply(WatchEvent(Change.SYNCED, kind, None))
+    assert why() is None, "there is nothing to hear"
+    declare("")
+    assert why() is None, "its agent has not begun: calls are held meanwhile, or answered with a reason"
+    declare(AGENTS[0])
+    assert why() == "no node agent has been heard yet"
+    update = AgentUpdate(agent_epoch=1, version=0, is_full=True, instances=(instance(INSTANCES[0], ()),))
+    assert fleet.apply(AGENTS[0], update, 0.0)
+    assert why() is None
+    assert why_not_ready(catalog, fleet, is_draining=True) == "draining"
