@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from aerostat_agent.keeper.container import CGROUP_V1
 from aerostat_core.resources import Resource
 from aerostat_testing.kubernetes.chart import Chart
 from aerostat_testing.kubernetes.nodes import oci
@@ -74,6 +75,12 @@ def why_unscheduled(namespace: NodesNamespace) -> str:
     return "".join(c.get("message", "") for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False")
 
 
+def seen_limit(namespace: NodesNamespace) -> int:
+    """The memory limit of the engines' container, where the keeper reads it."""
+    (pod,) = namespace.get("pods", "--selector=app.kubernetes.io/component=engines")["items"]
+    return int(namespace.kubectl("exec", pod["metadata"]["name"], "--", "/hello", "cat", f"/{CGROUP_V1}"))
+
+
 @pytest.mark.usefixtures("devices")
 def test_a_competing_pod_stays_pending_until_the_engines_are_gone(nodes: Nodes, nodes_namespace: NodesNamespace, tmp_path: Path) -> None:
     nodes_namespace.apply(*engines(nodes, nodes_namespace, tmp_path))
@@ -83,5 +90,6 @@ def test_a_competing_pod_stays_pending_until_the_engines_are_gone(nodes: Nodes, 
     nodes_namespace.apply(competitor())
     wait_for(lambda: f"Insufficient {DEVICE}" in why_unscheduled(nodes_namespace), "it is told why it waits", limit=LIMIT)
     assert phase(nodes_namespace) == "Pending"
+    assert seen_limit(nodes_namespace) == 4 << 30, "what the keeper reports is the container's, not the node's"
     nodes_namespace.kubectl("delete", "daemonset", "aerostat-engines-fake")
     wait_for(lambda: phase(nodes_namespace) == "Running", "devices that nobody holds are given away", limit=LIMIT)

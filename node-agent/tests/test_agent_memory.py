@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerostat_agent.keeper.container import memory_of_container
+from aerostat_agent.keeper.container import CGROUP_V1, CGROUP_V2, memory_of_container
 from aerostat_agent.policy.memory import (
     MIN_SLACK_SHARE,
     ContainerMemory,
@@ -87,7 +87,7 @@ def test_memory_of_gpus_is_not_the_hosts_and_a_host_pool_is_one_for_all_instance
     assert refuse_node(nothing, ContainerMemory(limit=GI, shared=GI)) is None
 
 
-@pytest.mark.parametrize("path", ["sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize("path", [CGROUP_V2, CGROUP_V1])
 def test_a_containers_memory_is_its_control_groups_of_either_version(tmp_path: Path, path: str) -> None:
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text("1048576\n")
@@ -98,10 +98,10 @@ def test_a_containers_memory_is_its_control_groups_of_either_version(tmp_path: P
 
 @pytest.mark.parametrize("said", ["max", "9223372036854771712", None])
 def test_without_a_limit_it_is_the_machines_and_shared_memory_bounds_nothing(tmp_path: Path, said: str | None) -> None:
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / CGROUP_V2).parent.mkdir(parents=True)
     (tmp_path / "dev/shm").mkdir(parents=True)
     if said is not None:
-        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{said}\n")
+        (tmp_path / CGROUP_V2).write_text(f"{said}\n")
     found = memory_of_container(tmp_path)
     assert found.limit > 1 << 28
     assert found.shared == 0

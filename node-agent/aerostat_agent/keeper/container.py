@@ -8,8 +8,9 @@ from typing import Final
 from aerostat_agent.policy.memory import ContainerMemory
 from aerostat_core.ids import Bytes
 
-# Of control groups of version 2 and 1; a container sees its own at the top.
-_LIMITS: Final = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+# A container sees its own control group at the top.
+CGROUP_V2: Final = "sys/fs/cgroup/memory.max"
+CGROUP_V1: Final = "sys/fs/cgroup/memory/memory.limit_in_bytes"
 _SHARED: Final = "dev/shm"
 
 
@@ -27,7 +28,7 @@ def memory_of_container(root: Path = Path("/")) -> ContainerMemory:
 
 
 def _limit(root: Path) -> Bytes | None:
-    for path in _LIMITS:
+    for path in (CGROUP_V2, CGROUP_V1):
         with suppress(OSError, ValueError):  # not that version; or "max"
             return int((root / path).read_text())
     return None
