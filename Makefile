@@ -3,6 +3,7 @@ PY := .venv/bin/python
 UV := .venv/.tools/bin/uv
 PYTEST := $(PY) -m pytest -q --durations=5
 CLUSTER := $(PY) -m aerostat_testing.kubernetes.nodes.command
+COMPILE := $(UV) pip compile --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet
 READY := .venv/.ready
 QUICKSTART := .aerostat/quickstart
 
@@ -10,7 +11,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast kubernetes test test-long up up-kubernetes cluster-tools cluster-build cluster-up cluster-shell cluster-image cluster-down bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes images test test-long up up-kubernetes cluster-tools cluster-build cluster-up cluster-shell cluster-image cluster-images cluster-down bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -20,9 +21,13 @@ setup: $(READY) ## install everything that the project needs into .venv (pinned,
 $(READY): requirements.lock pyproject.toml scripts/setup scripts/uv.lock.txt
 	@sh scripts/setup
 
-lock: $(READY) ## compile requirements.lock anew from pyproject.toml
-	$(UV) pip compile pyproject.toml --python-version 3.11 --all-extras --group build --group test --group lint \
-	  --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements.lock
+lock: $(READY) ## compile requirements.lock anew from pyproject.toml, and from it what each image installs
+	$(COMPILE) --python-version 3.11 pyproject.toml --all-extras --group build --group test --group lint --output-file requirements.lock
+	for name in operator router agent; do $(COMPILE) --python-version 3.11 --constraint requirements.lock pyproject.toml --extra $$name --output-file images/$$name/requirements.lock || exit; done
+	$(COMPILE) --python-version 3.11 --constraint requirements.lock pyproject.toml --extra engine --extra engine-cpu --output-file images/engines/requirements-cpu.lock
+	$(COMPILE) --python-version 3.11 --constraint requirements.lock --group build --output-file images/build.lock
+	# Without [tool.uv]: with SGLang's own list of requirements, for the Python of the CUDA base.
+	$(COMPILE) --no-config --python-version 3.12 pyproject.toml --extra engine --output-file images/engines/requirements-cuda.lock
 
 protos: $(READY) ## generate the protobuf code beside the .proto files
 	PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) scripts/generate_protos.py
@@ -39,6 +44,9 @@ test-fast: $(READY) ## the tests that need nothing but this Python (seconds)
 kubernetes: $(READY) ## build the Kubernetes programs that tests run, once per version, into ~/.cache/aerostat
 	@$(PY) -m aerostat_testing.kubernetes.build
 
+images: $(READY) ## build the images of all components into the same cache (as root, after `make cluster-tools`)
+	@$(PY) -m aerostat_testing.kubernetes.images.build
+
 test: $(READY) ## lint and all tests but the long ones and those for GPUs (what CI runs)
 	@scripts/phase "lint" sh scripts/lint
 	@scripts/phase "tests without engines" $(PYTEST) -m "cpu and not long"
@@ -48,6 +56,7 @@ test: $(READY) ## lint and all tests but the long ones and those for GPUs (what 
 
 test-long: $(READY) ## the tests that take minutes each (as root, after `make cluster-tools`)
 	@scripts/phase "building what nodes run (cached)" $(PY) -m aerostat_testing.kubernetes.build --nodes
+	@scripts/phase "building images (cached)" $(PY) -m aerostat_testing.kubernetes.images.build
 	@scripts/phase "long tests" $(PYTEST) -m "long and not gpu"
 	@scripts/phase "building the oldest Kubernetes (cached)" $(PY) -m aerostat_testing.kubernetes.build 1.34
 	@scripts/phase "tests with the oldest Kubernetes" $(PYTEST) -m "cluster and not long" --kubernetes-minor 1.34
@@ -73,6 +82,9 @@ cluster-shell: $(READY) ## a shell with kubectl and helm, in the network of its 
 
 cluster-image: $(READY) ## give all its nodes an image that has no registry (ARCHIVE=image.tar)
 	@$(CLUSTER) image $(ARCHIVE)
+
+cluster-images: $(READY) ## give all its nodes the images of all components, built first
+	@$(CLUSTER) images
 
 cluster-down: $(READY) ## end it, and remove what one left that was killed
 	@$(CLUSTER) down

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from aerostat_testing.kubernetes import build
-from aerostat_testing.kubernetes.build import LATEST, OLDEST, BuildError, node_programs, programs
+from aerostat_testing.kubernetes.build import LATEST, OLDEST, node_programs, programs
+from aerostat_testing.kubernetes.caches import BuildError
 from aerostat_testing.waiting import wait_for
 
 pytestmark = pytest.mark.cpu

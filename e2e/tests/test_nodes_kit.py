@@ -112,7 +112,19 @@ def test_a_missing_program_is_named_with_what_installs_it(monkeypatch: pytest.Mo
 
 def test_a_failed_test_says_where_its_namespace_was_collected(tmp_path: Path) -> None:
     (tmp_path / "test_inner.py").write_text(FAILING_TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_inner.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "aerostat_testing.plugin",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "test_inner.py",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     folder = tmp_path / ".aerostat/failures/test_inner.py-test_one_that_fails-too-big-"
     assert f"objects, events and logs of test-1 are in {folder}" in done.stdout, done.stdout + done.stderr

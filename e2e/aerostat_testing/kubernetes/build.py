@@ -8,22 +8,28 @@ Which versions there are is written in the `go.mod` files and nowhere else.
 """
 
 import argparse
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from aerostat_core.ids import Seconds
+from aerostat_testing.kubernetes.caches import (
+    BUILD_LIMIT,
+    CACHE_VARIABLE,
+    BuildError,
+    Say,
+    alone,
+    default_cache,
+    run_patiently,
+    say_on_stderr,
+)
 
 # What every test runs against, and the oldest that we support. Upstream maintains the newest three minors, and clusters
 # lag by one. All that we ask for has been stable two minors before that: CEL rules with quantities and fieldPath, strict
@@ -31,19 +37,10 @@ from aerostat_core.ids import Seconds
 LATEST: Final = "1.37"
 OLDEST: Final = "1.34"
 GO: Final = "go1.27.3"
-CACHE_VARIABLE: Final = "AEROSTAT_KUBERNETES_CACHE"
 SOURCES: Final = Path(__file__).resolve().parents[2] / "cluster"
-BUILD_LIMIT: Final[Seconds] = 3600.0
 _CONTROL_PLANE: Final = ("kube-apiserver", "kube-controller-manager", "kubectl")
 _NODE: Final = ("kubelet", "kube-proxy", "kube-scheduler")
-_SAY_EVERY: Final[Seconds] = 15.0
 _STAMP: Final = ".built"  # names what the folder was built from; written last
-
-Say = Callable[[str], None]
-
-
-class BuildError(Exception):
-    """The message has what the compiler said, or what is missing on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +118,14 @@ class _Module:
 
 def programs(minor: str = LATEST, *, cache: Path | None = None, say: Say | None = None) -> Programs:
     """The executables, built where they are not there yet: some ten minutes of two cores with nothing cached. Raises BuildError."""
-    cache, say = cache or default_cache(), say or _say
+    cache, say = cache or default_cache(), say or say_on_stderr
     kubernetes, etcd = _kubernetes(minor), _etcd()
     return Programs(version=kubernetes.version, kubernetes=_built(kubernetes, cache, say), etcd=_built(etcd, cache, say))
 
 
 def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodePrograms:
     """All of a cluster with nodes, which are of the latest version: five minutes more, with nothing cached. Raises BuildError."""
-    cache, say = cache or default_cache(), say or _say
+    cache, say = cache or default_cache(), say or say_on_stderr
     modules = (_kubernetes_node(), _containerd(), _runc(), _cni(), _coredns(), _images())
     if any(module.links_c and not _is_built(_folder(module, cache), module) for module in modules):
         _require_c_libraries()  # before the long build
@@ -148,7 +145,7 @@ def node_programs(*, cache: Path | None = None, say: Say | None = None) -> NodeP
 
 def helm(*, cache: Path | None = None, say: Say | None = None) -> Path:
     """The executable, built where it is not there yet. Raises BuildError."""
-    return _built(_helm(), cache or default_cache(), say or _say) / "helm"
+    return _built(_helm(), cache or default_cache(), say or say_on_stderr) / "helm"
 
 
 def _require_c_libraries() -> None:
@@ -159,11 +156,6 @@ def _require_c_libraries() -> None:
         has_seccomp = False
     if not has_seccomp or shutil.which("gcc") is None:
         raise BuildError("runc needs gcc, pkg-config and libseccomp's headers: run `make cluster-tools` as root (Debian), or install them")
-
-
-def default_cache() -> Path:
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aerostat"
 
 
 def _kubernetes(minor: str) -> _Module:
@@ -244,7 +236,7 @@ def _built(module: _Module, cache: Path, say: Say) -> Path:
     folder = _folder(module, cache)
     if not _is_built(folder, module):
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder, module.label, say):
+        with alone(folder, module.label, say):
             if not _is_built(folder, module):  # another process may have built it meanwhile
                 _build(module, folder, say)
     return folder
@@ -257,26 +249,6 @@ def _is_built(folder: Path, module: _Module) -> bool:
         return False
 
 
-@contextmanager
-def _alone(folder: Path, label: str, say: Say) -> Iterator[None]:
-    """The kernel releases the lock of a process that died."""
-    began = told = time.monotonic()
-    with (folder / ".lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                now = time.monotonic()
-                if now - began > BUILD_LIMIT:
-                    raise BuildError(f"another process has been building {label} for {BUILD_LIMIT:.0f} s: is it stopped?") from None
-                if now - told >= _SAY_EVERY:
-                    told = now
-                    say(f"{label}: another process builds it ({now - began:.0f} s)")
-                time.sleep(0.1)
-        yield
-
-
 def _build(module: _Module, folder: Path, say: Say) -> None:
     began = time.monotonic()
     environment = os.environ | {"GOTOOLCHAIN": GO, "CGO_ENABLED": str(int(module.links_c)), "GOWORK": "off"}
@@ -287,7 +259,12 @@ def _build(module: _Module, folder: Path, say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as made:
         # -v names each package when it is compiled; what Go has in its own cache is not named.
         command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", module.linker_flags]
-        _compile([*command, f"-tags={module.tags}", "-o", f"{made}/", *module.packages], module, environment, total, say)
+        command += [f"-tags={module.tags}", "-o", f"{made}/", *module.packages]
+
+        def progress(said: str) -> str:
+            return f"compiled {said.count(chr(10))} of at most {total} packages"
+
+        run_patiently(command, module.label, progress=progress, say=say, cwd=module.source, environment=environment)
         for program in Path(made).iterdir():
             program.replace(folder / module.renamed.get(program.name, program.name))
     (folder / _STAMP).write_text(module.key)
@@ -306,41 +283,6 @@ def _run(command: list[str], module: _Module, environment: dict[str, str]) -> st
     return done.stdout
 
 
-def _compile(command: list[str], module: _Module, environment: dict[str, str], total: int, say: Say) -> None:
-    began = time.monotonic()
-    with (
-        tempfile.TemporaryFile("w+") as output,
-        subprocess.Popen(
-            command, cwd=module.source, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        ) as process,
-    ):
-        try:
-            while True:
-                try:
-                    process.wait(_SAY_EVERY)
-                    break
-                except subprocess.TimeoutExpired:
-                    seconds = time.monotonic() - began
-                    if seconds > BUILD_LIMIT:
-                        raise BuildError(f"{module.label}: not built after {BUILD_LIMIT:.0f} s") from None
-                    say(f"{module.label}: compiled {_n_lines(output.fileno())} of at most {total} packages ({seconds:.0f} s)")
-        except BaseException:
-            process.kill()
-            raise
-        if process.returncode:
-            output.seek(0)
-            raise BuildError(f"{module.label}: the build failed:\n{output.read()[-4000:]}")
-
-
-def _n_lines(fd: int) -> int:
-    return os.pread(fd, os.fstat(fd).st_size, 0).count(b"\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"kubernetes for tests: {text}\n")
-    sys.stderr.flush()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m aerostat_testing.kubernetes.build", description="Build what tests run as Kubernetes.")
     parser.add_argument("minor", nargs="*", default=[LATEST], help=f"minor versions, such as {OLDEST} (default: {LATEST})")
@@ -352,7 +294,7 @@ def main() -> None:
             node_programs(cache=arguments.cache)
         for minor in arguments.minor:
             found, charts = programs(minor, cache=arguments.cache), helm(cache=arguments.cache)
-            _say(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}, helm in {charts.parent}")
+            say_on_stderr(f"kubernetes {found.version} is in {found.kubernetes}, etcd in {found.etcd}, helm in {charts.parent}")
     except BuildError as error:
         raise SystemExit(f"kubernetes for tests: {error}") from None
 

@@ -18,9 +18,11 @@ import yaml
 from aerostat_core.ids import Seconds
 from aerostat_testing.kubernetes.build import NodePrograms
 from aerostat_testing.kubernetes.client import COMMAND_LIMIT, run_kubectl
+from aerostat_testing.kubernetes.images.buildah import Image
 from aerostat_testing.kubernetes.nodes import keeper, network, node, oci
 from aerostat_testing.kubernetes.nodes.cgroups import Cgroup
 from aerostat_testing.kubernetes.nodes.control_plane import ADMIN, ControlPlane
+from aerostat_testing.kubernetes.nodes.images import NodeImages, write_without_layers
 from aerostat_testing.kubernetes.nodes.init import Boot
 from aerostat_testing.kubernetes.nodes.keeper import DISK, KEEPER_FILE, LOGS
 from aerostat_testing.kubernetes.nodes.machine import Machine
@@ -30,7 +32,6 @@ from aerostat_testing.waiting import wait_for
 
 READY_LIMIT: Final[Seconds] = 120.0
 END_LIMIT: Final[Seconds] = 60.0
-IMPORT_LIMIT: Final[Seconds] = 900.0
 PLANE: Final = "control-plane"
 _ASK_EVERY: Final[Seconds] = 0.2
 _DEPTH: Final = 2  # unshare lies between what starts a machine and the machine's first process
@@ -165,6 +166,13 @@ class Nodes:
         found: dict[str, Any] = json.loads(self.kubectl("get", *what, "--output=json"))
         return found
 
+    def add_images(self, images: Iterable[Image]) -> None:
+        """Images that were built on this machine, to all nodes: they share what the builder has on disk."""
+        for image in images:
+            archive = self.folder / f"{image.name.replace('/', '-')}.tar"
+            write_without_layers(image, archive)
+            self.import_image(archive)
+
     def import_image(self, archive: Path) -> None:
         """An OCI or Docker archive, into all nodes; into those that are off when they start, so it is to stay where it is."""
         with self._images.open("a") as known:
@@ -252,23 +260,13 @@ class Nodes:
 
     def _import_images(self, name: str) -> None:
         """Those that the node does not have."""
-        ctr = ["/run/programs/containerd/ctr", f"--address={node.SOCKET}", "--namespace=k8s.io"]
-        machine = self.machine(name)
-
-        def run(*arguments: str, archive: Path | None = None) -> subprocess.CompletedProcess[str]:
-            with (archive or Path(os.devnull)).open("rb") as read:
-                command = machine.command([*ctr, *arguments], namespaces=["mount"])
-                return subprocess.run(command, stdin=read, capture_output=True, text=True, timeout=IMPORT_LIMIT)
-
-        wait_for(lambda: run("version").returncode == 0, f"containerd runs on {name}; see {machine.folder}/{LOGS}", limit=READY_LIMIT)
+        images = NodeImages(self.machine(name), self.disk(name))
+        wait_for(images.is_served, f"containerd runs on {name}; see {self.machine(name).folder}/{LOGS}", limit=READY_LIMIT)
         done = self.disk(name) / "var/lib/node/images.txt"
         has = done.read_text().splitlines() if done.exists() else []
         for line in dict.fromkeys(self._images.read_text().splitlines()):
             if line not in has:
-                archive = Path(line.partition(" ")[2])
-                # The layers are unpacked, so the node needs their archives no longer; the disk is all nodes'.
-                imported = run("image", "import", "--local", "--discard-unpacked-layers", "-", archive=archive)
-                assert imported.returncode == 0, f"{name}: {archive}: {imported.stdout}{imported.stderr}"
+                images.add(Path(line.partition(" ")[2]))
                 with done.open("a") as known:
                     known.write(f"{line}\n")
 

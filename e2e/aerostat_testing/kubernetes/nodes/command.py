@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from aerostat_testing.kubernetes.build import BuildError, node_programs
+from aerostat_testing.kubernetes.build import node_programs
+from aerostat_testing.kubernetes.caches import BuildError
+from aerostat_testing.kubernetes.images import build
 from aerostat_testing.kubernetes.nodes.cgroups import CgroupError
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
+from aerostat_testing.kubernetes.nodes.images import ImageError
 from aerostat_testing.kubernetes.nodes.network import MAX_NODES
 from aerostat_testing.kubernetes.nodes.requirements import MissingError, require
 from aerostat_testing.waiting import NotInTimeError
@@ -51,6 +54,12 @@ def image(folder: Path, archives: list[Path]) -> None:
     nodes = _running(folder)
     for archive in archives:
         nodes.import_image(archive)
+
+
+def images(folder: Path) -> None:
+    """Give all nodes the images of all components, built first where they are not there."""
+    nodes = _running(folder)
+    nodes.add_images(build.images().values())
 
 
 def down(folder: Path) -> None:
@@ -99,6 +108,7 @@ def main() -> None:
     commands.add_parser("up", help=up.__doc__).add_argument("--nodes", type=_number, default=2, help="how many (default %(default)s)")
     commands.add_parser("shell", help=shell.__doc__).add_argument("argv", nargs=argparse.REMAINDER, help="a command, instead of a shell")
     commands.add_parser("image", help=image.__doc__).add_argument("archives", nargs="+", type=Path)
+    commands.add_parser("images", help=images.__doc__)
     commands.add_parser("down", help=down.__doc__)
     args = parser.parse_args()
     try:
@@ -108,9 +118,11 @@ def main() -> None:
             shell(args.folder, args.argv)
         elif args.command == "image":
             image(args.folder, args.archives)
+        elif args.command == "images":
+            images(args.folder)
         else:
             down(args.folder)
-    except (BuildError, MissingError, CgroupError, NotInTimeError) as error:
+    except (BuildError, ImageError, MissingError, CgroupError, NotInTimeError) as error:
         raise SystemExit(f"cluster: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit("cluster: interrupted; what this command began is gone") from None

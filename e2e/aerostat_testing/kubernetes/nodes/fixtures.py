@@ -4,7 +4,7 @@ Mark such tests `cluster`. They run as root, and need `make cluster-tools` once.
 """
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,8 @@ import pytest
 
 from aerostat_testing.kubernetes.build import NodePrograms, node_programs
 from aerostat_testing.kubernetes.fixtures import Uncaptured
+from aerostat_testing.kubernetes.images import build
+from aerostat_testing.kubernetes.images.buildah import Image
 from aerostat_testing.kubernetes.nodes.cluster import Nodes
 from aerostat_testing.kubernetes.nodes.namespace import NodesNamespace
 from aerostat_testing.kubernetes.nodes.requirements import require
@@ -33,6 +35,15 @@ def nodes(found_node_programs: NodePrograms, tmp_path_factory: pytest.TempPathFa
     """Two of them."""
     with Nodes(tmp_path_factory.mktemp("nodes"), lambda: found_node_programs) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def images(nodes: Nodes, uncaptured: Uncaptured) -> Mapping[str, Image]:
+    """Those of all components, which the nodes have; built first where they are missing, and it says so."""
+    with uncaptured():
+        built = build.images()
+    nodes.add_images(built.values())
+    return built
 
 
 @pytest.fixture

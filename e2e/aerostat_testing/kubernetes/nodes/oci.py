@@ -5,6 +5,7 @@ import io
 import json
 import platform
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +23,13 @@ def write_archive(path: Path, *, name: str, program: Path) -> None:
     config = _json({"architecture": _ARCHITECTURES[platform.machine()], "os": "linux", "config": settings, "rootfs": rootfs})
     parts = {"config": _reference(config, f"{_TYPE}.config.v1+json"), "layers": [_reference(layer, f"{_TYPE}.layer.v1.tar")]}
     manifest = _json({"schemaVersion": 2, "mediaType": f"{_TYPE}.manifest.v1+json", **parts})
+    write_image(path, name=name, manifest=manifest, blobs=[config, layer])
+
+
+def write_image(path: Path, *, name: str, manifest: bytes, blobs: Sequence[bytes]) -> None:
+    """An archive of that image, with these of the blobs that its manifest names."""
     named = _reference(manifest, f"{_TYPE}.manifest.v1+json") | {"annotations": {"io.containerd.image.name": name}}
-    files = {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (config, layer, manifest)}
+    files = {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (*blobs, manifest)}
     files |= {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": _json({"schemaVersion": 2, "manifests": [named]})}
     path.write_bytes(_tar(files, mode=0o644))
 
