@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from aerostat_testing.kubernetes.caches import BuildError, Say, run_patiently
-from aerostat_testing.kubernetes.images.buildah import ALONE, Buildah
+from aerostat_testing.kubernetes.images.buildah import Buildah, in_own_namespaces
 from aerostat_testing.kubernetes.images.machine import apt_mirror
-from aerostat_testing.tied import tied
 
 _PACKAGES: Final = ("ca-certificates", "python3", "python3-venv")
 # As the public slim images do.
@@ -42,8 +41,8 @@ def ensure_base(buildah: Buildah, scratch: Path, say: Say) -> str:
         with tempfile.TemporaryDirectory(prefix="base-", dir=scratch) as made:
             root, dockerfile = Path(made, "root"), Path(made, "Dockerfile")
             dockerfile.write_text(_DOCKERFILE)
-            command = ["/usr/sbin/debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", codename, str(root), mirror]
-            run_patiently(tied([*ALONE, *command]), name, progress=_last_line, say=say)
+            command = ["debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", codename, str(root), mirror]
+            run_patiently(in_own_namespaces(*command), name, progress=_last_line, say=say)
             for place in _LEFT_OUT:
                 _empty(root / place)
             buildah.build(name, dockerfile, root)

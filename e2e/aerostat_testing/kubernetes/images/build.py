@@ -7,7 +7,6 @@ a key and takes no time; a change of our own sources makes one small layer anew.
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Any, Final
 from aerostat_core.ids import Seconds
 from aerostat_testing.kubernetes.caches import BuildError, Say, alone, default_cache, say_on_stderr
 from aerostat_testing.kubernetes.images.base import base_name, ensure_base
-from aerostat_testing.kubernetes.images.buildah import Buildah, Image, Layer
+from aerostat_testing.kubernetes.images.buildah import Buildah, Image, Layer, required
 from aerostat_testing.kubernetes.images.machine import installer_mounts
 
 ROOT: Final = Path(__file__).resolve().parents[4]
@@ -31,7 +30,7 @@ REPOSITORIES: Final = {  # as in the chart's values
     "agent": "aerostat/agent",
     "engines": "aerostat/engines-cpu",
 }
-_PROGRAMS: Final = ("buildah", "debootstrap", "unshare")
+_PROGRAMS: Final = ("apt-get", "buildah", "debootstrap", "unshare")
 _GIT_LIMIT: Final[Seconds] = 30.0
 
 
@@ -80,8 +79,8 @@ def _dockerfile(component: str) -> Path:
 def _require() -> None:
     if os.geteuid():
         raise BuildError("images are built as root")
-    if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
-        raise BuildError(f"images need {', '.join(missing)}: run `make cluster-tools` as root (Debian), or install them")
+    for program in _PROGRAMS:
+        required(program)
 
 
 def _build(folder: Path, say: Say) -> dict[str, Image]:

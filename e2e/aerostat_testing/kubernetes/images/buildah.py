@@ -5,6 +5,7 @@ It runs in namespaces of its own, so that no mount and no process stays of a bui
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +20,19 @@ from aerostat_testing.tied import tied
 
 QUERY_LIMIT: Final[Seconds] = 300.0
 _SHOWN_OF_A_STEP: Final = 100  # characters
-# In a mount namespace of its own, whose processes end with it.
-ALONE: Final = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def in_own_namespaces(*command: str) -> list[str]:
+    """That command, whose mounts and processes end with it, and it with this process. Raises BuildError where it is missing."""
+    options = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return tied([required("unshare"), *options, required(command[0]), *command[1:]])
+
+
+def required(program: str) -> str:
+    """Where it is. Raises BuildError."""
+    if (found := shutil.which(program)) is None:
+        raise BuildError(f"images need {program}: run `make cluster-tools` as root (Debian), or install it")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +126,7 @@ class Buildah:
     def _command(self, *arguments: str) -> Iterator[list[str]]:
         """It writes down what it mounted, which is so in its own namespace only: each command has its own book."""
         with tempfile.TemporaryDirectory(prefix="run-", dir=self._scratch) as run:
-            yield tied([*ALONE, "/usr/bin/buildah", f"--root={self._storage}", f"--runroot={run}", "--storage-driver=overlay", *arguments])
+            yield in_own_namespaces("buildah", f"--root={self._storage}", f"--runroot={run}", "--storage-driver=overlay", *arguments)
 
     @property
     def _environment(self) -> dict[str, str]:
