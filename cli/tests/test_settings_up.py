@@ -47,14 +47,25 @@ def test_what_is_no_port_is_refused(port: int) -> None:
 
 def test_children_are_told_where_everything_is(tmp_path: Path) -> None:
     settings = UpSettings(
-        manifests=tmp_path, state=tmp_path / "state", model_cache=tmp_path / "models", routers=router_addresses(1, http=0, grpc=0, admin=0)
+        manifests=tmp_path,
+        state=tmp_path / "state",
+        model_cache=tmp_path / "models",
+        model_cache_limit="9Gi",
+        routers=router_addresses(1, http=0, grpc=0, admin=0),
     )
     agent = agent_spec(settings, tmp_path / "run", 7).argv
     assert agent[1:3] == ("-m", "aerostat_agent")
     assert agent[agent.index("--cluster") + 1] == f"folder:{tmp_path}/state"
     assert agent[agent.index("--die-with-parent") + 1] == "7"
+    assert agent[agent.index("--model-cache-limit") + 1] == "9Gi"
     router = router_spec(settings, 0, 7).argv
     assert router[router.index("--listen") + 1] == settings.routers[0].http
+
+
+def test_a_limit_that_is_no_size_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        main(["up", str(tmp_path), "--model-cache-limit", "much"])
+    assert "--model-cache-limit: expected a size such as 512Mi" in capsys.readouterr().err
 
 
 def test_a_model_cache_that_is_a_file_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from aerostat_agent.agent import needs_of
 from aerostat_agent.engine_events import Boundary, Handle, Hello, Identity
 from aerostat_agent.epochs import EpochSource
 from aerostat_agent.keeper_client import Exit, KeeperRefusalError, KeptProcess
+from aerostat_agent.model_cache import NodeCache
 from aerostat_agent.node import Node
 from aerostat_agent.notes import EngineNote
 from aerostat_agent.policy.memory import ContainerMemory
@@ -160,7 +162,7 @@ class RecordingCluster(MemoryCluster):
 class AgentRig:
     """The deciding half of an agent over fakes. `running` runs it; time is the loop's."""
 
-    def __init__(self, run_dir: Path, keeper: FakeKeeper | None = None) -> None:
+    def __init__(self, run_dir: Path, keeper: FakeKeeper | None = None, *, cache_limit: Bytes | None = None) -> None:
         self.keeper = keeper or FakeKeeper()
         self.clock = LoopClock()
         self.cluster = MemoryCluster(clock=self.clock)
@@ -171,11 +173,17 @@ class AgentRig:
         self.reports = EngineReports(self.node, self.prober)
         self.engines = FakeEngines(self.node, self.reports, {})
         epochs = EpochSource(self.clock, max(self.keeper.processes, default=Epoch(0)))
+        self.cache = NodeCache(
+            self.settings.model_cache,
+            cache_limit,
+            needs=lambda: needs_of(self.node, self.weights),
+            evicts=lambda folder: self.weights.forget(folder),
+        )
         self.weights = Weights(
             self.keeper,
             self.clock,
             command=self.settings.preparer,
-            cache=self.settings.model_cache,
+            cache=self.cache,
             log_dir=self.settings.log_dir,
             new_epoch=epochs,
             secrets=self.cluster,
@@ -266,6 +274,7 @@ def settings(run_dir: Path) -> Settings:
         cluster="fake",
         run_dir=run_dir,
         model_cache=run_dir / "models",
+        model_cache_limit=None,
         telemetry_listen=Address("127.0.0.1", 0),
         admin_listen=Address("127.0.0.1", 0),
         parent_pid=None,

@@ -344,6 +344,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cache", required=True)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--trust-remote-code", action="store_true")
+    parser.add_argument("--room")
     return prepare(parser.parse_args(argv).uri)
 
 

@@ -80,7 +80,8 @@ class LoopbackHub:
 
     def fetched(self) -> list[str]:
         """Names of the files that were read, in order."""
-        return [a.path.rpartition("/")[2] for a in self.asked if a.method == "GET" and "/api/" not in a.path]
+        read = [a.path for a in self.asked if a.method == "GET" and "/api/" not in a.path]
+        return [path.rpartition("/")[2] for path in read if path.startswith("/storage/") or not _is_large(path)]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -127,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tree(self, files: Mapping[str, bytes]) -> None:
         entries: list[dict[str, object]] = [
-            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()} for name, data in files.items()
+            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+            for name, data in files.items()
         ]
         for entry in entries:
             if _is_large(str(entry["path"])):

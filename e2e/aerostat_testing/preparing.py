@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,21 @@ LIMIT: Seconds = 120.0
 
 
 def start_preparing(
-    uri: str, cache: Path, *options: str, env: Mapping[str, str] | None = None, file_limit: Bytes | None = None
+    uri: str,
+    cache: Path,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    file_limit: Bytes | None = None,
+    under: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """With `file_limit`, a file that grows larger than that fails to.
+    """With `file_limit`, a file that grows larger than that fails to. `under`: a command that runs what follows it.
 
     `prlimit` sets it, not Python between fork and exec: threads of other tests, gRPC's above all, may end such a child before it is one.
     """
     command = [sys.executable, "-m", "aerostat_engine.prepare", "--uri", uri, "--cache", str(cache), *options]
     if file_limit is not None:
         command = ["prlimit", f"--fsize={file_limit}", *command]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*under, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]]]:

@@ -193,6 +193,18 @@ def test_engines_have_the_environment_of_the_values(chart: Chart) -> None:
         assert ({"name": "HF_ENDPOINT", "value": "https://h"} in container["env"]) is (component == "engines")
 
 
+def test_volumes_of_the_values_are_read_by_engines_only_and_the_limit_is_the_agents(chart: Chart) -> None:
+    for component, template in pods(chart.render(*EXAMPLES["air-gapped"], namespace="serving")):
+        (container,) = template["spec"]["containers"]
+        is_mounted = {"name": "models", "mountPath": "/models", "readOnly": True} in container.get("volumeMounts", [])
+        volume = {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
+        assert is_mounted == (volume in template["spec"].get("volumes", [])) == (component == "engines")
+        assert ("--model-cache-limit=500Gi" in container["args"]) is (component == "agent")
+    for path in ("/var/cache/aerostat", "/tmp/x", "models"):
+        with pytest.raises(ChartError, match="mountPath"):
+            chart.render(namespace="serving", settings={"nodes.extraVolumeMounts": [{"name": "models", "mountPath": path}]})
+
+
 def test_optional_apis_are_used_where_they_are(chart: Chart) -> None:
     assert not of_kind(chart.render(namespace="serving"), "ServiceMonitor")
     values, apis = EXAMPLES["two-pools"], ("monitoring.coreos.com/v1/ServiceMonitor",)

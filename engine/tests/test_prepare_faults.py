@@ -1,6 +1,8 @@
 """Preparing for real, as processes, under what can happen to them: company, kill -9, a disk without room."""
 
+import hashlib
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -88,7 +90,7 @@ def test_two_at_once_convert_once_and_both_have_the_model(tiny_gguf: Path, tmp_p
     assert sorted(["convert" in steps(first), "convert" in steps(second)]) == [False, True]
     model = first[-1]["model"]
     assert [str(path) for path in (tmp_path / "models").iterdir()] == [model["path"]]
-    assert Path(model["path"]).name == model["sha256"] != model["fingerprint"]
+    assert Path(model["path"]).name == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest() != model["fingerprint"]
     assert left_half_done(tmp_path) == []
 
 
@@ -119,8 +121,11 @@ def test_a_disk_with_too_little_room_is_refused_before_the_work(
 ) -> None:
     from aerostat_engine import prepare
 
-    monkeypatch.setattr(prepare, "_GROWTH", 1 << 40)
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=10 << 20))
     assert prepare.main(["--uri", f"file://{tiny_gguf}", "--cache", str(tmp_path)]) == 2
     said = json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
     assert said["reason"] == "DiskFull"
-    assert "are free" in said["message"]
+    assert "10Mi are free: free disk space" in said["message"]
+    assert said["needs_bytes"] > 10 << 20
+    assert said["entry"] == hashlib.sha256(tiny_gguf.read_bytes()).hexdigest()

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import aclosing
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -16,6 +17,7 @@ from aerostat_agent.engine_link import EngineLinks
 from aerostat_agent.epochs import EpochSource
 from aerostat_agent.keeper_client import KeeperLink
 from aerostat_agent.metrics import registry_of
+from aerostat_agent.model_cache import Needs, NodeCache
 from aerostat_agent.node import Node
 from aerostat_agent.probe import HttpProber
 from aerostat_agent.publisher import Publisher
@@ -53,11 +55,14 @@ async def serve(
     processes = await link.list()
     new_epoch = EpochSource(clock, max((p.epoch for p in processes), default=Epoch(0)))
     node = Node(settings.node, link.agent_epoch, clock, memory=await link.memory())
+    cache = NodeCache(
+        settings.model_cache, settings.model_cache_limit, needs=lambda: needs_of(node, weights), evicts=lambda at: weights.forget(at)
+    )
     weights = Weights(
         link,
         clock,
         command=settings.preparer,
-        cache=settings.model_cache,
+        cache=cache,
         log_dir=settings.log_dir,
         new_epoch=new_epoch,
         secrets=secrets,
@@ -78,7 +83,7 @@ async def serve(
                     follow_instances(events, node, synced),
                     links.serve(listener.sock),
                     supervisor.follow_exits(link.exits),
-                    _run_synced(settings, tls, node, cluster, supervisor, synced),
+                    _run_synced(settings, tls, node, cluster, supervisor, cache, synced),
                 )
         finally:
             await weights.close()
@@ -86,10 +91,23 @@ async def serve(
             listener.close()
 
 
+def needs_of(node: Node, weights: Weights) -> Needs:
+    """Models that an Instance allows, whether they run or not; what is being prepared; what engines serve, if of an earlier declaration."""
+    sources = {(model.source_uri, model.trust_remote_code) for spec in node.specs.values() for model in spec.models}
+    sources |= {(source.uri, source.trust_remote_code) for source in weights.under_way}
+    return Needs(sources=frozenset(sources), folders=frozenset(Path(engine.note.prepared.path) for engine in node.engines.values()))
+
+
 async def _run_synced(
-    settings: Settings, tls: TlsFolder | None, node: Node, cluster: Cluster, supervisor: Supervisor, synced: asyncio.Event
+    settings: Settings,
+    tls: TlsFolder | None,
+    node: Node,
+    cluster: Cluster,
+    supervisor: Supervisor,
+    cache: NodeCache,
+    synced: asyncio.Event,
 ) -> None:
-    """Decide, publish and write status once all Instances are known."""
+    """Decide, publish, write status and evict once all Instances are known."""
     publisher = Publisher(node)
     async with admin.serving(settings.admin_listen, registry_of(node, publisher), synced.is_set) as admin_address:
         await synced.wait()
@@ -97,7 +115,7 @@ async def _run_synced(
         server, address = await telemetry.serve(telemetry.TelemetryService(node, publisher), settings.telemetry_listen, tls)
         _log.info("agent epoch %d: telemetry on %s, metrics and health on %s", node.agent_epoch, address, admin_address)
         try:
-            await _first_of(supervisor.run(), publisher.run(), StatusWriter(node, cluster, str(address)).run())
+            await _first_of(supervisor.run(), cache.run(), publisher.run(), StatusWriter(node, cluster, str(address)).run())
         finally:
             await server.stop(telemetry.STOP_GRACE)
 

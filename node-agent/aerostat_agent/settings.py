@@ -10,7 +10,8 @@ from typing import Final
 
 from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
-from aerostat_core.ids import NodeName, Seconds
+from aerostat_core.ids import Bytes, NodeName, Seconds
+from aerostat_core.quantities import parse_size
 
 _LAUNCHER: Final = (sys.executable, "-m", "aerostat_engine.launch")
 _PREPARER: Final = (sys.executable, "-m", "aerostat_engine.prepare")
@@ -24,6 +25,7 @@ class Settings:
     cluster: str
     run_dir: Path
     model_cache: Path
+    model_cache_limit: Bytes | None
     telemetry_listen: Address
     admin_listen: Address
     parent_pid: int | None
@@ -54,6 +56,7 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
     add("--cluster", required=True, help="where the objects are: folder:STATE")
     add("--run-dir", type=Path, required=True, help="private folder of the node's sockets; keeper.sock is there")
     add("--model-cache", type=Path, required=True, help="where prepared models are kept")
+    add("--model-cache-limit", default="", metavar="SIZE", help="such as 500Gi; what no Instance needs leaves for it (default: no limit)")
     add("--telemetry-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="gRPC for routers (default 127.0.0.1, any port)")
     add("--admin-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="metrics and health (default 127.0.0.1, any port)")
     add("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends; engines stay")
@@ -69,11 +72,16 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
         raise SettingError(f"--keeper-limit must be more than 0 seconds, got {args.keeper_limit}")
     if not args.run_dir.is_dir():
         raise SettingError(f"--run-dir {args.run_dir} is no folder: make one, with mode 0700")
+    try:
+        model_cache_limit = parse_size(args.model_cache_limit) if args.model_cache_limit else None
+    except ValueError as error:
+        raise SettingError(f"--model-cache-limit: {error}") from error
     return Settings(
         node=NodeName(args.node),
         cluster=args.cluster,
         run_dir=args.run_dir.absolute(),
         model_cache=args.model_cache.absolute(),
+        model_cache_limit=model_cache_limit,
         telemetry_listen=Address.parse(args.telemetry_listen, "--telemetry-listen"),
         admin_listen=Address.parse(args.admin_listen, "--admin-listen"),
         parent_pid=args.die_with_parent,

@@ -247,6 +247,7 @@ class Supervisor:
         after = track.exited(self._node.clock.monotonic(), failure)
         if after.attempts.last is not None:
             self._node.figures_of(track.key).n_failed += 1
+            self._weights.forget(Path(note.prepared.path))  # its files may be why
             _log.warning("%s failed: %s: %s", track.key, after.attempts.last.reason, after.attempts.last.message)
         self._node.tracks[track.key] = after
         self._node.engine_ended(track.key)

@@ -1,8 +1,9 @@
 """Models onto this machine's disk: runs the preparer through the keeper, one run per source, its progress into status.
 
 The preparer (a process of the engine package) prints JSON lines into its log; the last one is the result or the error. What it
-fetched and converted it caches itself, so a repeated run is short; nothing is remembered here across agents. A source's token is
-read when a run starts and is in the environment of that process only.
+fetched and converted it caches itself, so a repeated run is short; nothing is remembered here across agents. A preparer that needs room
+in the cache says how much and ends; it runs again once there is room. A source's token is read when a preparation starts and is in the
+environment of its processes only.
 """
 
 import asyncio
@@ -18,12 +19,13 @@ from typing import Any, Final
 
 from aerostat_agent.keeper_client import Exit, FencedError, Keeper, KeeperRefusalError
 from aerostat_agent.logtail import last_lines, redact
+from aerostat_agent.model_cache import NodeCache
 from aerostat_agent.notes import PreparedModel, TokenProbe
 from aerostat_agent.policy.tracks import Failure
 from aerostat_core.clock import Clock
 from aerostat_core.engine_launch import TOKEN_ENV
 from aerostat_core.errors import PermanentError, TemporaryError
-from aerostat_core.ids import Epoch, NamespacedName, Seconds
+from aerostat_core.ids import Bytes, Epoch, NamespacedName, Seconds
 from aerostat_core.quantities import format_size
 from aerostat_runtime.cluster.port import Secrets
 
@@ -33,6 +35,7 @@ NOTE: Final = b'{"prepare": {}}'
 RETRY_AFTER: Final[Seconds] = 30.0  # a source that failed may have been mended: a file put in place, a network back
 _READ_PROGRESS_EVERY: Final[Seconds] = 0.5
 TOKEN_KEY: Final = "token"  # in a Secret
+_MAX_RUNS: Final = 8  # of one preparation: what it asks for is known piece by piece
 _REASON: Final = re.compile("[A-Za-z]+")
 
 
@@ -59,6 +62,15 @@ class Preparation:
     retry_at: Seconds = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomAsked:
+    """A preparer needs so many bytes more for a model of the cache; `failure` is what to say if it does not get them."""
+
+    key: str
+    need: Bytes
+    failure: Failure
+
+
 class Weights:
     """`changed` is called whenever what `of` answers may differ."""
 
@@ -68,7 +80,7 @@ class Weights:
         clock: Clock,
         *,
         command: tuple[str, ...],
-        cache: Path,
+        cache: NodeCache,
         log_dir: Path,
         new_epoch: Callable[[], Epoch],
         secrets: Secrets,
@@ -102,6 +114,14 @@ class Weights:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @property
+    def under_way(self) -> frozenset[Source]:
+        return frozenset(source for source, now in self._by_source.items() if now.model is None and now.failure is None)
+
+    def forget(self, folder: Path) -> None:
+        """What was prepared there is looked at anew before it is used again."""
+        self._by_source = {s: now for s, now in self._by_source.items() if now.model is None or Path(now.model.path) != folder}
+
     def on_exit(self, exited: Exit) -> bool:
         """True: the process was a preparation."""
         if (waiting := self._exits.get(exited.epoch)) is None:
@@ -119,7 +139,7 @@ class Weights:
         outcome: PreparedModel | Failure
         token = await self._token(source)
         try:
-            outcome = token if isinstance(token, Failure) else await self._run(source, token)
+            outcome = token if isinstance(token, Failure) else await self._run_with_room(source, token)
         except KeeperRefusalError as error:
             outcome = Failure(reason="PrepareNotStarted", message=str(error))
         except (FencedError, TemporaryError):
@@ -146,13 +166,29 @@ class Weights:
             return Failure(reason="SecretKeyMissing", message=f'{where} has no key "{TOKEN_KEY}": put the token for {source.uri} there')
         return token
 
-    async def _run(self, source: Source, token: str | None) -> PreparedModel | Failure:
+    async def _run_with_room(self, source: Source, token: str | None) -> PreparedModel | Failure:
+        has_limit = self._cache.limit is not None
+        granted: Bytes = 0
+        with self._cache.preparation() as ask:
+            for _ in range(_MAX_RUNS):
+                outcome = await self._run(source, token, granted if has_limit else None)
+                if not isinstance(outcome, RoomAsked):
+                    return outcome
+                try:
+                    await ask(outcome.key, outcome.need)
+                except PermanentError as error:
+                    return Failure(reason=error.reason, message=error.message)
+                granted, failure = outcome.need, outcome.failure
+        return failure
+
+    async def _run(self, source: Source, token: str | None, granted: Bytes | None) -> PreparedModel | RoomAsked | Failure:
         epoch = self._new_epoch()
         log = self._log_dir / f"prepare-{epoch}.log"
         secrets = (token,) if token else ()
         exit_code = self._exits[epoch] = asyncio.get_running_loop().create_future()
-        argv = [*self._command, "--uri", source.uri, "--cache", str(self._cache), "--dtype", source.dtype]
+        argv = [*self._command, "--uri", source.uri, "--cache", str(self._cache.root), "--dtype", source.dtype]
         argv += ["--trust-remote-code"] if source.trust_remote_code else []
+        argv += ["--room", str(granted)] if granted is not None else []
         try:
             await self._keeper.start(epoch=epoch, argv=argv, env={TOKEN_ENV: token} if token else {}, log_path=log, note=NOTE)
             while not exit_code.done():
@@ -176,16 +212,21 @@ def read_progress(log: Path) -> str:
     return next((text for line in reversed(list(_json_lines(log))) if (text := _progress_text(line.get("progress")))), "")
 
 
-def read_outcome(log: Path, exit_code: int, *, secrets: Collection[str] = ()) -> PreparedModel | Failure:
+def read_outcome(log: Path, exit_code: int, *, secrets: Collection[str] = ()) -> PreparedModel | RoomAsked | Failure:
     """What the preparer's last line says; without one, how it ended. No `secrets` are in a failure's message."""
-    outcome = _outcome(log, exit_code, secrets)
-    return replace(outcome, message=redact(outcome.message, secrets)) if isinstance(outcome, Failure) else outcome
+    match _outcome(log, exit_code, secrets):
+        case Failure() as failure:
+            return replace(failure, message=redact(failure.message, secrets))
+        case RoomAsked(failure=failure) as asked:
+            return replace(asked, failure=replace(failure, message=redact(failure.message, secrets)))
+        case outcome:
+            return outcome
 
 
-def _outcome(log: Path, exit_code: int, secrets: Collection[str]) -> PreparedModel | Failure:
+def _outcome(log: Path, exit_code: int, secrets: Collection[str]) -> PreparedModel | RoomAsked | Failure:
     for line in reversed(list(_json_lines(log))):
-        if (failure := _failure(line.get("error"))) is not None:
-            return failure
+        if (refusal := _refusal(line.get("error"))) is not None:
+            return refusal
         if exit_code == 0 and "model" in line:
             try:
                 return _prepared(line["model"])
@@ -196,11 +237,15 @@ def _outcome(log: Path, exit_code: int, secrets: Collection[str]) -> PreparedMod
     return Failure(reason="PrepareFailed", message=f"the preparer ended with {how}; the last lines of its log:\n{words}")
 
 
-def _failure(said: Any) -> Failure | None:
+def _refusal(said: Any) -> RoomAsked | Failure | None:
     """None: not what a preparer says, but a line of a library, or of a model's own code."""
     match said:
         case {"reason": str(reason), "message": str(message)} if _REASON.fullmatch(reason):
-            return Failure(reason=reason, message=message)
+            failure = Failure(reason=reason, message=message)
+            match said:
+                case {"entry": str(key), "needs_bytes": int(need)} if need > 0:
+                    return RoomAsked(key=key, need=need, failure=failure)
+            return failure
     return None
 
 

@@ -10,6 +10,7 @@ from aerostat_cli.standalone import parent
 from aerostat_cli.standalone.run_state import STATE_FOLDER
 from aerostat_cli.standalone.settings import UpSettings, router_addresses
 from aerostat_core.errors import SettingError
+from aerostat_core.quantities import parse_size
 from aerostat_runtime.cluster.state_lock import StateLock
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def add_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--admin-port", type=int, default=9900, help="port of health, metrics and sessions (default: %(default)s)")
     parser.add_argument("--routers", type=int, default=1, metavar="N", help="router processes (default: %(default)s)")
     parser.add_argument("--model-cache", type=Path, metavar="DIR", help="converted weights (default: ~/.cache/aerostat/models)")
+    parser.add_argument(
+        "--model-cache-limit", default="", metavar="SIZE", help="such as 200Gi; what no model needs goes for it (default: none)"
+    )
     parser.add_argument("--state", type=Path, metavar="DIR", help=f"state and logs (default: DIR/{STATE_FOLDER})")
     parser.set_defaults(run=run)
 
@@ -45,9 +49,19 @@ def run(args: argparse.Namespace) -> int:
             manifests=manifests,
             state=state,
             model_cache=model_cache,
+            model_cache_limit=_limit(args.model_cache_limit),
             routers=router_addresses(args.routers, http=args.port, grpc=args.grpc_port, admin=args.admin_port),
         )
         return asyncio.run(parent.serve(settings))
+
+
+def _limit(text: str) -> str:
+    if text:
+        try:
+            parse_size(text)
+        except ValueError as error:
+            raise SettingError(f"--model-cache-limit: {error}") from error
+    return text
 
 
 def _default_cache() -> Path:

@@ -22,6 +22,7 @@ class UpSettings:
     manifests: Path
     state: Path
     model_cache: Path
+    model_cache_limit: str  # empty: none
     routers: tuple[RouterAddresses, ...]
 
     @property
@@ -85,6 +86,7 @@ def keeper_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> Chil
 def agent_spec(settings: UpSettings, run_folder: Path, parent_pid: int) -> ChildSpec:
     argv: tuple[str, ...] = ("-m", "aerostat_agent", "--node", NODE, "--cluster", settings.cluster, "--run-dir", str(run_folder))
     argv += ("--model-cache", str(settings.model_cache), "--telemetry-listen", f"{HOST}:0", "--die-with-parent", str(parent_pid))
+    argv += ("--model-cache-limit", settings.model_cache_limit) if settings.model_cache_limit else ()
     return ChildSpec(
         name="agent",
         argv=(sys.executable, *argv),

@@ -6,15 +6,16 @@ Errors say what to do and show no URL, since those of storage are signed. What i
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -34,11 +35,15 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import logging
+from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils._http import hf_raise_for_status
 
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Bytes, Seconds
+from aerostat_engine.models.download import Remote, download, part_of
 from aerostat_engine.models.facts import indexed_shards, read_config
-from aerostat_engine.models.source import HubSource, Progress
+from aerostat_engine.models.manifest import Progress
+from aerostat_engine.models.source import HubSource
 
 _LIBRARY: Final = "aerostat"
 _CONFIG: Final = "config.json"
@@ -74,52 +79,71 @@ class Hub:
             raise TemporaryError("HubUnreachable", message, retry_after=_RETRY)
         return commit
 
-    def fetch(self, commit: str, folder: Path, progress: Progress, *, with_code: bool) -> None:
-        """What is served of it into `folder`, the weights last; files that are there already are whole and stay."""
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # with what was cut short: a file appears under its name when it is whole
+    def fetch(self, commit: str, folder: Path, progress: Progress, take: Callable[[Bytes], None], *, with_code: bool) -> None:
+        """What is served of it into `folder`, the weights last, once `take` had no objection to that many bytes more.
+
+        Files that are there already are whole and stay; of weights that were cut short the rest is fetched.
+        """
         every = self._list(commit)
-        weights = {name: size for name, size in every.items() if name.endswith(_WEIGHTS)}
-        if not weights:
+        if not any(name.endswith(_WEIGHTS) for name in every):
             raise PermanentError(
                 "WeightsMissing",
                 f"{self.source.repository} has no *{_WEIGHTS} file (other weight formats can run code, or are of other programs): "
                 "name a repository that has the original weights as safetensors",
             )
         endings = (*_OTHERS, _CODE) if with_code else _OTHERS
-        self._get(commit, {name: size for name, size in every.items() if name.endswith(endings)}, folder, lambda done, total: None)
-        read_config(folder)
-        self._get(commit, {name: weights[name] for name in _shards(folder, weights)}, folder, progress)
+        self._each(lambda name: self._small(commit, every[name], folder), [n for n in every if n.endswith(endings)], folder)
         shutil.rmtree(folder / ".cache", ignore_errors=True)
+        read_config(folder)
+        weights = [name for name in _shards(folder, every) if not (folder / name).is_file()]
+        came = {name: part.stat().st_size if (part := part_of(folder / name)).exists() else 0 for name in weights}
+        total = sum(every[name].size for name in weights)
+        take(total - sum(came.values()))
+        bars = _Sum(total, progress)
+        self._each(lambda name: self._large(commit, every[name], folder, bars.part(name)), weights, folder)
 
-    def _list(self, commit: str) -> dict[str, Bytes]:
-        """Sizes of the files of the top folder, which is where models are."""
+    def _list(self, commit: str) -> dict[str, RepoFile]:
+        """The files of the top folder, which is where models are."""
         with self._translated():
             entries = self._api.list_repo_tree(self.source.repository, revision=commit)
-            return {entry.path: entry.size for entry in entries if isinstance(entry, RepoFile) and "/" not in entry.path}
+            return {entry.path: entry for entry in entries if isinstance(entry, RepoFile) and "/" not in entry.path}
 
-    def _get(self, commit: str, files: Mapping[str, Bytes], folder: Path, progress: Progress) -> None:
-        missing = {name: size for name, size in files.items() if not (folder / name).is_file()}
-        need, free = sum(missing.values()), shutil.disk_usage(folder).free
-        if free < need:
-            raise PermanentError("DiskFull", f"{self.source.repository} takes {need} more bytes in {folder}, {free} are free")
-        bar = _bar_of(need, progress)
-
-        def get(name: str) -> None:
-            hf_hub_download(
-                self.source.repository,
-                name,
-                revision=commit,
-                local_dir=folder,
-                cache_dir=folder / ".cache",
-                endpoint=self._endpoint,
-                token=self._token,
-                library_name=_LIBRARY,
-                tqdm_class=bar,
-            )
-
+    def _each(self, get: Callable[[str], None], names: list[str], folder: Path) -> None:
+        missing = [name for name in names if not (folder / name).is_file()]
         with self._translated(), ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(get, missing):  # the first failure calls off those that did not begin
                 pass
+
+    def _small(self, commit: str, file: RepoFile, folder: Path) -> None:
+        """The library's way: from the beginning each time."""
+        hf_hub_download(
+            self.source.repository,
+            file.path,
+            revision=commit,
+            local_dir=folder,
+            cache_dir=folder / ".cache",
+            endpoint=self._endpoint,
+            token=self._token,
+            library_name=_LIBRARY,
+            tqdm_class=_Silent,
+        )
+        data = (folder / file.path).read_bytes()
+        right = hashlib.sha256(data).hexdigest() == file.lfs.sha256 if file.lfs is not None else _git_hash(data) == file.blob_id
+        if not right:
+            (folder / file.path).unlink()
+            message = f"{file.path} of {self.source.repository} is not what the Hub promised: deleted, to be fetched again"
+            raise TemporaryError("ChecksumMismatch", message, retry_after=_RETRY)
+
+    def _large(self, commit: str, file: RepoFile, folder: Path, progress: Progress) -> None:
+        """Each try asks the Hub anew, since a signed URL of its storage ends; a redirect elsewhere leaves the token behind."""
+        url = hf_hub_url(self.source.repository, file.path, revision=commit, endpoint=self._endpoint)
+        headers = build_hf_headers(token=self._token, library_name=_LIBRARY)
+        remote = Remote(url=url, sha256=file.lfs.sha256 if file.lfs is not None else None, headers=headers)
+        try:
+            download(remote, folder / file.path, progress)
+        except httpx.HTTPStatusError as error:
+            hf_raise_for_status(error.response)
+            raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -172,34 +196,48 @@ class Hub:
         return "SourceNotFound", f"{hub} has no {repository}, or it is private and the token may not read it: correct either"
 
 
-def _shards(folder: Path, weights: Mapping[str, Bytes]) -> list[str]:
+def _shards(folder: Path, files: Mapping[str, RepoFile]) -> list[str]:
     """Which weight files are served, where a repository has them in several ways."""
+    weights = sorted(name for name in files if name.endswith(_WEIGHTS))
     indexed = indexed_shards(folder)
     if indexed is not None:
         return [name for name in indexed if name in weights]
-    return ["model.safetensors"] if "model.safetensors" in weights else sorted(weights)
+    return ["model.safetensors"] if "model.safetensors" in weights else weights
 
 
-def _bar_of(total: Bytes, progress: Progress) -> type[Any]:
-    """What the library takes for a class of progress bars, one for each file: here they all add to one sum."""
-    lock = Lock()
-    done = 0
+def _git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
-    class Bar:
-        def __init__(self, **_: object) -> None: ...
 
-        def __enter__(self) -> Bar:
-            return self
+class _Sum:
+    """Progress of several files that come at once, as that of all."""
 
-        def __exit__(self, *_: object) -> None: ...
+    def __init__(self, total: Bytes, progress: Progress) -> None:
+        self._total = total
+        self._progress = progress
+        self._done: dict[str, Bytes] = {}
+        self._lock = Lock()
 
-        def update(self, n: float) -> None:
-            nonlocal done
-            with lock:
-                done += int(n)
-                progress(min(done, total), total)
+    def part(self, name: str) -> Progress:
+        def progress(done: Bytes, _: Bytes) -> None:
+            with self._lock:
+                self._done[name] = done
+                self._progress(sum(self._done.values()), self._total)
 
-    return Bar
+        return progress
+
+
+class _Silent:
+    """What the library takes for a class of progress bars."""
+
+    def __init__(self, **_: object) -> None: ...
+
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, n: float) -> None: ...
 
 
 def _shown(error: BaseException) -> str:

@@ -157,6 +157,13 @@ annotations: {{- toYaml . | nindent 2 }}
 {{ .tmp | default "4Gi" }}
 {{- end }}
 
+{{/* What people mount where engines and what prepares models run; nobody there may write it. */}}
+{{- define "aerostat.extraMounts" -}}
+{{- range .Values.nodes.extraVolumeMounts }}
+- {{ merge (dict "readOnly" true) . | toJson }}
+{{- end }}
+{{- end }}
+
 {{- define "aerostat.nodeFolders" -}}
 {{- $ := index . 0 -}}{{- $image := index . 1 -}}
 - name: folders
