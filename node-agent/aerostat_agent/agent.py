@@ -109,7 +109,7 @@ async def _run_synced(
 ) -> None:
     """Decide, publish, write status and evict once all Instances are known."""
     publisher = Publisher(node)
-    async with admin.serving(settings.admin_listen, registry_of(node, publisher), synced.is_set) as admin_address:
+    async with admin.serving(settings.admin_listen, registry_of(node, publisher, cache), synced.is_set) as admin_address:
         await synced.wait()
         await supervisor.step()
         server, address = await telemetry.serve(telemetry.TelemetryService(node, publisher), settings.telemetry_listen, tls)

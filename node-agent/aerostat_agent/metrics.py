@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from aerostat_agent.model_cache import NodeCache
 from aerostat_agent.node import Node
 from aerostat_agent.policy.tracks import EngineKey
 from aerostat_agent.publisher import Publisher
@@ -13,16 +14,17 @@ from aerostat_core.specs import EngineState
 _MODEL_LABELS = ("instance", "model")
 
 
-def registry_of(node: Node, publisher: Publisher) -> CollectorRegistry:
+def registry_of(node: Node, publisher: Publisher, cache: NodeCache) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(node, publisher))
+    registry.register(_NodeCollector(node, publisher, cache))
     return registry
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: Node, publisher: Publisher) -> None:
+    def __init__(self, node: Node, publisher: Publisher, cache: NodeCache) -> None:
         self._node = node
         self._publisher = publisher
+        self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
         yield from self._instances()
@@ -35,6 +37,12 @@ class _NodeCollector(Collector):
         yield _gauge("aerostat_agent_leases_held", "Leases that are live now", len(self._node.leases))
         yield _gauge("aerostat_agent_sessions", "Sessions that are known", len(self._node.sessions))
         yield _gauge("aerostat_agent_telemetry_subscribers", "Routers that subscribe now", self._publisher.n_subscribers)
+        yield _gauge("aerostat_agent_model_cache_bytes", "Models on disk, when they were last counted", self._cache.n_bytes)
+        if self._cache.limit is not None:
+            yield _gauge("aerostat_agent_model_cache_limit_bytes", "What they may take", self._cache.limit)
+        evicted = CounterMetricFamily("aerostat_agent_model_cache_evictions", "Models that left the disk for others")
+        evicted.add_metric([], self._cache.n_evicted)
+        yield evicted
 
     def _instances(self) -> Iterator[Metric]:
         capacity = GaugeMetricFamily("aerostat_agent_device_bytes", "Memory of the instance's devices", labels=["instance"])

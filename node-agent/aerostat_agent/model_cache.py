@@ -54,6 +54,8 @@ class NodeCache:
         except OSError as error:
             raise SettingError(f"--model-cache {root} cannot be used: {error}; name a folder in which this process may write") from error
         self.limit = limit
+        self.n_bytes: Bytes = 0
+        self.n_evicted = 0
         self._needs = needs
         self._evicts = evicts
         self._promises: list[_Promise] = []
@@ -67,9 +69,12 @@ class NodeCache:
         """Until cancelled: sweeps once, then keeps to the limit."""
         await asyncio.to_thread(self._cache.sweep)
         while True:
-            async with self._deciding:
-                kept = await asyncio.to_thread(self._cache.kept)
-                await self._evict(trim(self._entries(kept), self._disk()), kept)
+            try:
+                async with self._deciding:
+                    kept = await self._count()
+                    await self._evict(trim(self._entries(kept), self._disk()), kept)
+            except OSError as error:  # engines serve on, whatever became of the folder
+                _log.warning("the model cache is not kept within its limit, tried again: %s", error)
             await asyncio.sleep(TIDY_EVERY)
 
     @contextmanager
@@ -78,7 +83,10 @@ class NodeCache:
         mine: list[_Promise] = []
 
         async def ask(key: str, need: Bytes) -> None:
-            mine.append(await self._make_room(key, need))
+            try:
+                mine.append(await self._make_room(key, need))
+            except OSError as error:
+                raise PermanentError("CacheUnusable", f"the model cache cannot be looked at: {error}; restore {self.root}") from error
 
         try:
             yield ask
@@ -90,7 +98,7 @@ class NodeCache:
         stays = {key}
         async with self._deciding:
             while True:
-                kept = await asyncio.to_thread(self._cache.kept)
+                kept = await self._count()
                 decided = make_room(need, self._entries(kept, stays), self._disk())
                 if isinstance(decided, NoRoom):
                     raise PermanentError(decided.reason, decided.message)
@@ -99,6 +107,11 @@ class NodeCache:
                     self._promises.append(promise)
                     return promise
                 stays |= await self._evict(decided, kept)
+
+    async def _count(self) -> list[Kept]:
+        kept = await asyncio.to_thread(self._cache.kept)
+        self.n_bytes = sum(each.n_bytes for each in kept)
+        return kept
 
     def _entries(self, kept: Collection[Kept], stays: Collection[str] = ()) -> list[Entry]:
         """A part of a model that nobody works on may go whoever needs it: two that wait for each other's room would wait for ever."""
@@ -137,6 +150,7 @@ class NodeCache:
         stayed = set()
         for key in eviction.keys:
             if await asyncio.to_thread(self._cache.evict, by_key[key]):
+                self.n_evicted += 1
                 _log.info("evicted %s, %s: no Instance of this node needs it", key, format_size(by_key[key].n_bytes))
             else:
                 stayed.add(key)

@@ -180,8 +180,11 @@ def test_settings_name_what_to_set(tmp_path: Path) -> None:
     settings = parse_settings([*base, "--telemetry-listen", "127.0.0.1:9", "--launcher", "python -m 'x y'"])
     assert settings.telemetry_listen == Address("127.0.0.1", 9)
     assert settings.launcher == ("python", "-m", "x y")
+    assert settings.model_cache_limit is None
+    assert parse_settings([*base, "--model-cache-limit", "1.5Gi"]).model_cache_limit == 3 << 29
     assert settings.keeper_socket == tmp_path / "keeper.sock"
     for wrong, message in (
+        (["--model-cache-limit", "much"], "--model-cache-limit: expected a size such as"),
         (["--telemetry-listen", "9"], "--telemetry-listen must be HOST:PORT"),
         (["--admin-listen", "h:99999"], "--admin-listen must be HOST:PORT"),
         (["--telemetry-listen", "fd00::7:9700"], "an IPv6 address in brackets"),

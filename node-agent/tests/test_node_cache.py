@@ -1,5 +1,6 @@
 """The agent's hold on the cache: room is made, promised and given back; what is needed, open or on its way is left alone."""
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from aerostat_agent.model_cache import Needs, NodeCache
 from aerostat_core.errors import PermanentError, SettingError
 from aerostat_runtime.model_cache import ModelCache, in_use
+from aerostat_testing.waiting import eventually
 
 pytestmark = pytest.mark.cpu
 
@@ -58,6 +60,19 @@ async def test_room_is_made_of_what_nobody_needs(rig: Rig) -> None:
             await ask("coming", 3 * MI)
     assert caught.value.reason == "CacheFull"
     assert rig.evicts == [rig.files.model("oldest"), rig.files.model("newest")]
+
+
+async def test_a_cache_over_its_limit_is_trimmed_at_the_start_and_what_a_killed_process_left_is_gone(rig: Rig) -> None:
+    rig.put("first", "second", "third", "fourth", "fifth")
+    rig.files.remember("hf://org/first", "first")
+    rig.sources = {("hf://org/first", False)}
+    (rig.files.root / "evicted" / "left.1.1").mkdir()
+    running = asyncio.create_task(rig.cache.run())
+    await eventually(lambda: rig.cache.n_evicted, "one went")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert rig.names() == ["fifth", "first", "fourth", "third"]
+    assert not any((rig.files.root / "evicted").iterdir())
 
 
 async def test_what_one_was_promised_no_other_gets_until_it_ends(rig: Rig) -> None:

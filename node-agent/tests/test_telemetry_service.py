@@ -110,14 +110,14 @@ async def test_an_address_in_use_is_a_fatal_setting(tmp_path: Path) -> None:
         with pytest.raises(SettingError, match="set --some-listen to a free address"):
             await telemetry.serve(telemetry.TelemetryService(rig.node, publisher), taken, None)
         with pytest.raises(SettingError, match="set --some-listen to a free address"):
-            async with admin.serving(taken, registry_of(rig.node, publisher), lambda: True):
+            async with admin.serving(taken, registry_of(rig.node, publisher, rig.cache), lambda: True):
                 pass
 
 
 async def test_not_ready_before_the_instances_are_known(tmp_path: Path) -> None:
     rig = AgentRig(tmp_path)
     async with (
-        admin.serving(ANY, registry_of(rig.node, Publisher(rig.node)), lambda: False) as address,
+        admin.serving(ANY, registry_of(rig.node, Publisher(rig.node), rig.cache), lambda: False) as address,
         aiohttp.ClientSession() as http,
         http.get(f"http://{address}/readyz") as ready,
         http.get(f"http://{address}/healthz") as health,

