@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import secrets
@@ -251,6 +252,18 @@ async def check_keys(engine: EngineUnderTest) -> None:
     assert await engine.status_of("/server_info", engine.admin_key) == 200
 
 
+async def check_model_is_held(engine: EngineUnderTest) -> None:
+    """Nobody who asks for it first, as a cache does before it evicts, gets the folder that an engine serves."""
+    folder = os.open(engine.spec.model_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(folder)
+    raise AssertionError(f"{engine.spec.model_path} could be evicted")
+
+
 async def check_token_probe(engine: EngineUnderTest) -> None:
     """Greedy tokens are the known ones, twice."""
     expected = engine.model.probe
@@ -337,6 +350,7 @@ async def check_hang_up(engine: EngineUnderTest, *, limit: Seconds = HANG_UP_LIM
 CHECKS: Final = (
     check_hello,
     check_keys,
+    check_model_is_held,
     check_token_probe,
     check_turns_are_reported,
     check_stream,

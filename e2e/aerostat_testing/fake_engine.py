@@ -25,6 +25,7 @@ from aerostat.v1 import agent_pb2 as pb
 from aerostat_core.engine_launch import ADMIN_KEY_ENV, CALL_KEY_ENV, EngineLaunch
 from aerostat_core.prefix_hash import token_prefix
 from aerostat_runtime.framing import FramedSocket
+from aerostat_runtime.model_cache import in_use
 from aerostat_runtime.tls import TlsFolder
 
 DESCRIPTION: Final = "fake.json"
@@ -338,7 +339,8 @@ def main(argv: list[str]) -> int:
         keys = os.environ.pop(CALL_KEY_ENV), os.environ.pop(ADMIN_KEY_ENV)
         spec = EngineLaunch.from_json(argv[0])
         Path(spec.run_dir).mkdir(parents=True, exist_ok=True)
-        return asyncio.run(serve(spec, *keys))
+        with in_use(Path(spec.model_path)):
+            return asyncio.run(serve(spec, *keys))
     parser = argparse.ArgumentParser()
     parser.add_argument("--uri", required=True)
     parser.add_argument("--cache", required=True)

@@ -52,6 +52,8 @@ class LoopbackHub:
         self.cuts: list[int] = []  # after so many bytes the next answers with weights end, and their connections
         self.status = 0  # answer everything with it; 0: as usual
         self.failing: set[str] = set()  # files that the storage has no good answer for
+        self.promised: dict[str, str] = {}  # hashes that are told instead of the right ones
+        self.ranges: list[str] = []  # that the storage was asked for, in order
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
@@ -132,9 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
             for name, data in files.items()
         ]
         for entry in entries:
+            entry["oid"] = self.hub.promised.get(str(entry["path"]), entry["oid"])
             if _is_large(str(entry["path"])):
                 data = files[str(entry["path"])]
-                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+                told = self.hub.promised.get(str(entry["path"]), hashlib.sha256(data).hexdigest())
+                entry["lfs"] = {"oid": told, "size": len(data), "pointerSize": 134}
         self._send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def _file(self, commit: str, name: str, data: bytes | None, repository: str) -> None:
@@ -155,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         if file in self.hub.failing:
             return self._refuse(503, "", "SlowDown")
         data = self.hub.repositories[f"{org}/{name}"].commits[commit][file]
+        self.hub.ranges += [self.headers["Range"]] if "Range" in self.headers else []
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         ranged = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
         cut = self.hub.cuts.pop(0) if self.hub.cuts and self.command == "GET" else None

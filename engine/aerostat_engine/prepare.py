@@ -155,13 +155,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dtype", choices=("auto", *DTYPE_BYTES), default="auto")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--room", type=int, metavar="BYTES", help="how much may be added to the cache (default: what the disk takes)")
+    parser.add_argument(
+        "--for-everybody",
+        action="store_true",
+        help="to fill a cache for nodes without a network: whoever uses it may have this, though a token fetched it",
+    )
     args = parser.parse_args(argv)
     report = Reporter()
     try:
         cache = ModelCache(args.cache.absolute())
         model = prepare(
             args.uri,
-            Acquirer(cache, Room(cache=cache, granted=args.room), report),
+            Acquirer(cache, Room(cache=cache, granted=args.room), report, args.for_everybody),
             args.dtype,
             trust_remote_code=args.trust_remote_code,
             token=take_token(os.environ),

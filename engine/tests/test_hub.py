@@ -216,6 +216,47 @@ def test_without_network_a_commit_is_not_served_that_was_fetched_with_a_token(hu
     assert fetched(hub, cache, revision=commit) == folder
 
 
+def test_what_was_fetched_with_a_token_for_everybody_needs_no_hub(hub: LoopbackHub, cache: ModelCache) -> None:
+    commit = hub.add(NAME, WHOLE, readers={TOKEN}).revisions["main"]
+    source = HubSource(repository=NAME, revision=commit)
+    filling = Acquirer(cache, Room(cache=cache), Reporter(), for_everybody=True)
+    folder = filling.from_hub(f"hf://{NAME}@{commit}", Hub(source, TOKEN, endpoint=hub.endpoint), with_code=False)
+    hub.status = 503
+    assert fetched(hub, cache, revision=commit) == folder
+
+
+def test_weights_that_are_not_what_the_hub_promised_are_deleted(hub: LoopbackHub, cache: ModelCache) -> None:
+    repository = hub.add(NAME, WHOLE)
+    commit = repository.revisions["main"]
+    hub.promised = {"model.safetensors": "0" * 64}
+    with pytest.raises(TemporaryError, match=r"came with SHA-256 .*, 0{64} was promised") as caught:
+        fetched(hub, cache)
+    assert caught.value.reason == "ChecksumMismatch"
+    assert "model.safetensors" not in str(list(cache.download(f"hf-org--tiny-{commit}").iterdir()))
+    hub.promised = {"tokenizer.model": "0" * 40}
+    with pytest.raises(TemporaryError, match=r"tokenizer\.model of org/tiny is not what the Hub promised"):
+        fetched(hub, ModelCache(cache.root.parent / "another"))
+    hub.promised = {}
+    assert contents(fetched(hub, cache)) == WHOLE
+
+
+def test_weights_that_a_killed_process_left_half_are_gone_on_with(hub: LoopbackHub, cache: ModelCache) -> None:
+    commit = hub.add(NAME, WHOLE).revisions["main"]
+    left = cache.download(f"hf-org--tiny-{commit}")
+    left.mkdir()
+    (left / "model.safetensors.part").write_bytes(WHOLE["model.safetensors"][:1500])
+    assert contents(fetched(hub, cache)) == WHOLE
+    assert hub.ranges == ["bytes=1500-"]
+
+
+def test_a_model_of_the_cache_that_was_cut_is_fetched_anew(hub: LoopbackHub, cache: ModelCache) -> None:
+    hub.add(NAME, WHOLE)
+    folder = fetched(hub, cache)
+    (folder / "model.safetensors").write_bytes(b"cut")
+    assert contents(fetched(hub, cache)) == WHOLE
+    assert hub.fetched().count("model.safetensors") == 2
+
+
 def test_a_hub_that_is_not_there_is_told_of(hub: LoopbackHub, cache: ModelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Hub(HubSource(repository=NAME), None, endpoint="http://user:password@127.0.0.1:1")
     with pytest.raises(TemporaryError, match=r"http://127.0.0.1:1 cannot be reached: .*HF_ENDPOINT") as caught:
