@@ -244,10 +244,12 @@ class Supervisor:
 
     def _account(self, track: Track, note: EngineNote, log_path: Path, exit_code: int) -> None:
         failure = describe_exit(note, log_path, exit_code)
-        after = track.exited(self._node.clock.monotonic(), failure)
+        now = self._node.clock.monotonic()
+        after = track.exited(now, failure)
         if after.attempts.last is not None:
             self._node.figures_of(track.key).n_failed += 1
-            self._weights.forget(Path(note.prepared.path))  # its files may be why
+            if after.attempts.retry_at > now:
+                self._weights.forget(Path(note.prepared.path))  # its files may be why: they are looked at in the pause
             _log.warning("%s failed: %s: %s", track.key, after.attempts.last.reason, after.attempts.last.message)
         self._node.tracks[track.key] = after
         self._node.engine_ended(track.key)

@@ -263,7 +263,8 @@ def _start_or_wait(
         return None, Verdict(state=EngineState.FAILED, reason=attempts.last.reason, message=attempts.last.message)
     if attempts.last is not None and now < attempts.retry_at:
         message = f"failure {attempts.n_failures} of {len(RESTART_DELAYS) + 1} in a row, it is started again: {attempts.last.message}"
-        return None, Verdict(state=EngineState.STARTING, reason=attempts.last.reason, message=message)
+        action = Prepare(want.key) if prepared is None else None  # in the pause
+        return action, Verdict(state=EngineState.STARTING, reason=attempts.last.reason, message=message)
     if prepared is None:
         return Prepare(want.key), Verdict(state=EngineState.STARTING, reason="PreparingWeights")
     if prepared.failure is not None:
