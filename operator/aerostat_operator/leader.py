@@ -76,6 +76,18 @@ class Elector:
             except TimeoutError:
                 continue
 
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """For a write: it does not begin without the lease, and is given up with it. Raises NotLeadingError."""
+        remaining = self.remaining()
+        if not remaining:
+            raise NotLeadingError
+        try:
+            async with asyncio.timeout(remaining):
+                yield
+        except TimeoutError as error:
+            raise NotLeadingError from error
+
     async def release(self) -> None:
         """Give it back, so that another replica need not wait. Call it when nothing writes any more and `run` has ended."""
         own = self._own
@@ -188,32 +200,20 @@ class Fenced:
         return self._cluster.watch(kind)
 
     async def apply(self, resource: Resource) -> Resource:
-        async with self._holding():
+        async with self._elector.holding():
             return await self._cluster.apply(resource)
 
     async def patch_status(self, kind: Kind, name: NamespacedName, status: Resource) -> bool:
-        async with self._holding():
+        async with self._elector.holding():
             return await self._cluster.patch_status(kind, name, status)
 
     async def delete(self, kind: Kind, name: NamespacedName) -> None:
-        async with self._holding():
+        async with self._elector.holding():
             await self._cluster.delete(kind, name)
 
     async def note(self, note: Note) -> None:
-        async with self._holding():
+        async with self._elector.holding():
             await self._cluster.note(note)
 
     async def close(self) -> None:
         await self._cluster.close()
-
-    @asynccontextmanager
-    async def _holding(self) -> AsyncIterator[None]:
-        """Raises NotLeadingError."""
-        remaining = self._elector.remaining()
-        if not remaining:
-            raise NotLeadingError
-        try:
-            async with asyncio.timeout(remaining):
-                yield
-        except TimeoutError as error:
-            raise NotLeadingError from error

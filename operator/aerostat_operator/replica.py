@@ -11,6 +11,7 @@ from aerostat_core.clock import Clock
 from aerostat_core.errors import PermanentError, TemporaryError
 from aerostat_core.ids import Seconds
 from aerostat_operator.admin import serving
+from aerostat_operator.certificates import CertificateKeeper
 from aerostat_operator.handlers import Watches
 from aerostat_operator.intake import GRACE, Intake
 from aerostat_operator.leader import Elector, Fenced
@@ -18,6 +19,7 @@ from aerostat_operator.loop import work
 from aerostat_operator.metrics import Metrics
 from aerostat_operator.mirror import Mirror
 from aerostat_operator.reconcile import Reconciler
+from aerostat_operator.secret_store import KubernetesSecrets
 from aerostat_operator.settings import Settings
 from aerostat_operator.work_queue import WorkQueue
 from aerostat_runtime.cluster.kubernetes import KubernetesCluster
@@ -88,6 +90,19 @@ class Replica:
                 term.result()
 
     async def _term(self) -> None:
+        keeping = asyncio.get_running_loop().create_task(self._keep_certificates(), name="certificates")
+        try:
+            await self._reconcile()
+        finally:
+            await _end((keeping,))
+
+    async def _keep_certificates(self) -> None:
+        if self._settings.tls_secrets is not None:
+            store = KubernetesSecrets(self._connection, manager=MANAGER)
+            keeper = CertificateKeeper(store, self._clock, self._settings.tls_secrets, writing=self._elector.holding)
+            await keeper.run(self._metrics.checked)
+
+    async def _reconcile(self) -> None:
         """Begins from what the server has now: the one before us may have written a moment ago."""
         await self._sweep()
         self._mirror.forget_own_statuses()
@@ -179,7 +194,7 @@ class Replica:
         return self._why_blind
 
     def _shown(self) -> CollectorRegistry:
-        self._metrics.show(queue_depth=len(self._queue), is_leading=self._elector.remaining() > 0)
+        self._metrics.show(now=self._clock.wall(), queue_depth=len(self._queue), is_leading=self._elector.remaining() > 0)
         return self._metrics.registry
 
 

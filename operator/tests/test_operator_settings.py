@@ -7,9 +7,12 @@ import pytest
 from aerostat_core.addresses import Address
 from aerostat_core.errors import SettingError
 from aerostat_core.ids import NamespacedName
+from aerostat_core.peers import AGENT, ENGINES, ROUTER
+from aerostat_operator.certificates import TlsSecrets
 from aerostat_operator.settings import parse_settings
 
 pytestmark = pytest.mark.cpu
+LEASE = ["--lease", "a/b"]
 
 
 def test_a_replica_needs_a_lease_and_gets_a_name_of_its_own() -> None:
@@ -31,6 +34,28 @@ def test_the_cluster_may_be_one_namespace_of_one_kubeconfig(tmp_path: Path) -> N
     kubeconfig.touch()
     target = parse_settings(["--lease", "a/b", "--cluster", f"kubernetes:?kubeconfig={kubeconfig}&namespace=n"]).target
     assert (target.kubeconfig, target.namespace) == (kubeconfig, "n")
+
+
+def test_certificates_are_kept_where_the_secrets_are_named() -> None:
+    assert parse_settings(LEASE).tls_secrets is None
+    given = parse_settings([*LEASE, "--tls-secrets", "ca=r/ca,router=r/router,engines=n/engines,agent=n/agent"]).tls_secrets
+    parts = {ROUTER: NamespacedName("r", "router"), AGENT: NamespacedName("n", "agent"), ENGINES: NamespacedName("n", "engines")}
+    assert given == TlsSecrets(ca=NamespacedName("r", "ca"), parts=parts)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "ca=r/ca",
+        "ca=r/ca,router=r,agent=n/a,engines=n/e",
+        "ca=r/c,router=r/c,agent=n/a,engines=n/e",
+        "ca=r/c,router=r/r,agent=n/a,x=n/e",
+    ],
+)
+def test_half_of_the_secrets_are_none(given: str) -> None:
+    with pytest.raises(SettingError, match="--tls-secrets takes ca=NAMESPACE/NAME,router=NAMESPACE/NAME"):
+        parse_settings([*LEASE, "--tls-secrets", given])
 
 
 @pytest.mark.parametrize(
