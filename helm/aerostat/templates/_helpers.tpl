@@ -91,6 +91,9 @@ securityContext:
   runAsNonRoot: true
   runAsUser: {{ $.Values.podSecurity.user }}
   runAsGroup: {{ $.Values.podSecurity.group }}
+  {{- if and $.Values.tls.enabled (has $component (list "router" "agent" "engines")) }}
+  fsGroup: {{ $.Values.podSecurity.group }} # who reads the key
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -138,6 +141,19 @@ annotations: {{- toYaml . | nindent 2 }}
     matchLabels: {{- $labels | nindent 6 }}
   matchLabelKeys: [pod-template-hash]
 {{- end }}
+{{- end }}
+
+{{/* A part's certificate, key and trusted CAs. The pod waits until the operator has made them. */}}
+{{- define "aerostat.tlsVolume" -}}
+{{- $ := index . 0 -}}
+- name: tls
+  secret:
+    secretName: {{ include "aerostat.fullname" $ }}-{{ index . 1 }}-tls
+    defaultMode: 0440
+    items:
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+      - {key: ca.crt, path: ca.crt}
 {{- end }}
 
 {{/* Both pods of a node share two host folders. A host folder belongs to root at first: one container, which has these two
