@@ -169,7 +169,7 @@ def test_each_node_pool_has_its_pair(chart: Chart) -> None:
 
 def test_who_watches_one_namespace_has_rights_there_only(chart: Chart) -> None:
     objects = chart.render(*EXAMPLES["two-pools"], namespace="serving")
-    assert {role["metadata"]["namespace"] for role in of_kind(objects, "Role")} == {"models", "serving"}
+    assert {role["metadata"]["namespace"] for role in of_kind(objects, "Role")} == {"models", "serving", "aerostat-nodes"}
     nodes, _ = sorted(of_kind(objects, "ClusterRole"), key=lambda role: "crds" in role["metadata"]["name"])
     assert nodes["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
     for component, template in pods(objects):
@@ -178,13 +178,57 @@ def test_who_watches_one_namespace_has_rights_there_only(chart: Chart) -> None:
 
 
 def test_secrets_are_read_where_the_values_say(chart: Chart) -> None:
+    """Any of a namespace, that is."""
+
     def readers(objects: list[Resource]) -> list[tuple[str, str, list[str]]]:
         rules = [(o, rule) for o in objects for rule in o.get("rules") or () if "secrets" in rule["resources"] or "*" in str(rule)]
+        rules = [(o, rule) for o, rule in rules if "resourceNames" not in rule]
         return [(o["kind"], o["metadata"]["namespace"], rule["verbs"]) for o, rule in rules]
 
     assert readers(chart.render(namespace="serving")) == []
     objects = chart.render(namespace="serving", settings={"modelSecrets.namespaces": ["team-a", "team-b"]})
     assert readers(objects) == [("Role", "team-a", ["get"]), ("Role", "team-b", ["get"])]
+
+
+def test_parts_see_the_files_of_certificates_that_are_theirs(chart: Chart) -> None:
+    objects = chart.render(*EXAMPLES["two-pools"], namespace="serving")
+    made = {o["metadata"]["name"]: o for o in of_kind(objects, "Secret")}
+    assert {name: o["metadata"]["namespace"] for name, o in made.items()} == {
+        "aerostat-ca": "serving",
+        "aerostat-router-tls": "serving",
+        "aerostat-agent-tls": "aerostat-nodes",
+        "aerostat-engines-tls": "aerostat-nodes",
+    }
+    for component, template in pods(objects):
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        mounted = {v["secret"]["secretName"]: v["secret"] for v in spec["volumes"] if "secret" in v}
+        if component == "operator":
+            assert not mounted
+            (kept,) = (a for a in container["args"] if a.startswith("--tls-secrets="))
+            assert sorted(name.rpartition("/")[2] for name in kept.split(",")) == sorted(made)
+            continue
+        (volume,) = mounted.values()
+        assert list(mounted) == [f"aerostat-{component}-tls"]
+        assert [item["key"] for item in volume["items"]] == ["tls.crt", "tls.key", "ca.crt"], "a pod waits for all three"
+        assert volume["defaultMode"] == 0o440
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"], "so that our id may read the key"
+        assert {"name": "tls", "mountPath": "/etc/aerostat/tls", "readOnly": True} in container["volumeMounts"]
+        assert "--tls-dir=/etc/aerostat/tls" in container["args"]
+
+
+def test_secrets_say_nothing_of_their_data(chart: Chart) -> None:
+    """So that nobody but the operator owns it."""
+    for secret in of_kind(chart.render(namespace="serving"), "Secret"):
+        assert secret.keys() == {"apiVersion", "kind", "metadata", "type"}
+
+
+def test_without_tls_nothing_of_it_is_there(chart: Chart) -> None:
+    objects = chart.render(namespace="serving", settings={"tls.enabled": False})
+    assert not of_kind(objects, "Secret")
+    assert "tls" not in str([template for _, template in pods(objects)])
+    assert "fsGroup" not in str(objects)
+    assert "secrets" not in str([o.get("rules") for o in objects])
 
 
 def test_engines_have_the_environment_of_the_values(chart: Chart) -> None:

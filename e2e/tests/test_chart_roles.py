@@ -46,6 +46,7 @@ MAY: Final[dict[str, dict[str, set[str]]]] = {
     "agent": {"instances.aerostat.dev": READ | {"get"}, "instances.aerostat.dev/status": {"patch"}, **EVENTS},
     "engines": {},
 }
+SECRETS: Final = {"ca": "operator", "router-tls": "router", "agent-tls": "agent", "engines-tls": "engines"}  # and who has one beside it
 LEASE: Final = {"leases.coordination.k8s.io": {"create"}, "leases.coordination.k8s.io:aerostat-operator": {"get", "update"}}
 EVERYWHERE: Final[dict[str, dict[str, set[str]]]] = {"operator": {"nodes": READ}, "router": {}, "agent": {}, "engines": {}}
 
@@ -107,15 +108,25 @@ def of_its_own(installed: Installed, component: str, namespace: str) -> dict[str
     return {name: verbs for name, verbs in rights(installed, component, namespace).items() if name not in everybody}
 
 
+def certificates(installed: Installed, namespace: str) -> dict[str, set[str]]:
+    """What the operator may do with Secrets: those of the chart, each by its name."""
+    there = (secret for secret, component in SECRETS.items() if installed.account(component).namespace == namespace)
+    return {f"secrets:aerostat-{secret}": {"get", "patch"} for secret in there}
+
+
 @pytest.mark.parametrize("component", list(MAY))
 def test_it_may_do_exactly_what_it_does(installed: Installed, component: str) -> None:
     everybody = rights(installed, "engines", installed.watched)  # who has no rights of its own
     assert not any("aerostat" in name or name in ("secrets", "nodes", "pods") for name in everybody)
     outside = (MAY[component] if installed.is_wide else {}) | EVERYWHERE[component]
-    lease = LEASE if component == "operator" else {}
+    is_operator = component == "operator"
+    lease = LEASE if is_operator else {}
     assert of_its_own(installed, component, installed.watched) == MAY[component] | EVERYWHERE[component]
     assert of_its_own(installed, component, installed.elsewhere) == outside
-    assert of_its_own(installed, component, installed.namespace) == outside | lease
+    for namespace in {installed.namespace, installed.nodes}:
+        secrets = certificates(installed, namespace) if is_operator else {}
+        own = lease if namespace == installed.namespace else {}
+        assert of_its_own(installed, component, namespace) == outside | own | secrets
 
 
 async def test_agents_read_the_secrets_of_namespaces_that_are_named_and_of_no_others(reading: Installed) -> None:

@@ -55,6 +55,10 @@ class Chart:
         command = ("install", "aerostat", str(CHART), f"--namespace={namespace}", "--dry-run=client", *_files(values))
         return self._run(*command).partition("\nNOTES:\n")[2]
 
+    def on(self, kubeconfig: Path, *arguments: str) -> str:
+        """A command about a cluster, such as `upgrade`; its output."""
+        return self._run(*arguments, f"--kubeconfig={kubeconfig}")
+
     def _run(self, *arguments: str) -> str:
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
         done = subprocess.run(

@@ -16,7 +16,7 @@ from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.kubernetes.chart import CLUSTER_WIDE, Chart, pod_template
 from aerostat_testing.kubernetes.operators import add_node
 
-_RIGHTS: Final = ("ServiceAccount", "Role", "RoleBinding", *CLUSTER_WIDE)
+_RIGHTS: Final = ("ServiceAccount", "Role", "RoleBinding", "Secret", *CLUSTER_WIDE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,14 @@ class Installed:
         return found
 
 
-def install(chart: Chart, server: ApiServer, *node_names: str, one_namespace: bool, reads_secrets: bool = False) -> Installed:
-    """With these nodes, and an agent's pod on each. `reads_secrets`: where objects are declared."""
+def install(
+    chart: Chart, server: ApiServer, *node_names: str, one_namespace: bool, reads_secrets: bool = False, tls: bool = True
+) -> Installed:
+    """With these nodes, and an agent's pod on each. `reads_secrets`: where objects are declared. `tls`: between parts."""
     namespace, watched, elsewhere = (server.create_namespace(prefix) for prefix in ("release", "watched", "elsewhere"))
     nodes = server.create_namespace("nodes") if one_namespace else namespace
     settings: dict[str, Any] = {"watch.namespace": watched, "nodes.namespace": nodes} if one_namespace else {}
+    settings |= {"tls.enabled": tls}
     settings |= {"modelSecrets.namespaces": [watched]} if reads_secrets else {}
     rendered = chart.render(namespace=namespace, settings=settings)
     rights = [o for o in rendered if o["kind"] in _RIGHTS]

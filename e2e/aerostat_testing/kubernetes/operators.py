@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -36,13 +37,22 @@ class OperatorProcess:
         kubeconfig: Path | None = None,
         everywhere: bool = False,
         lease: str | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._port = free_port()
         self.log = log
         within = "" if everywhere else f"&namespace={namespace}"
         cluster = f"kubernetes:?kubeconfig={kubeconfig or server.kubeconfig()}{within}"
         command = [sys.executable, "-m", "aerostat_operator", "--cluster", cluster, "--lease", lease or f"{namespace}/aerostat-operator"]
-        command += ["--lease-duration", str(LEASE_DURATION), "--listen", f"127.0.0.1:{self._port}", "--url", "http://routers/v1"]
+        command += [
+            "--lease-duration",
+            str(LEASE_DURATION),
+            "--listen",
+            f"127.0.0.1:{self._port}",
+            "--url",
+            "http://routers/v1",
+            *arguments,
+        ]
         with log.open("ab") as out:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 

@@ -1,6 +1,7 @@
 """Aerostat over a real API server, as the chart has it: every process with the arguments and the rights of its container.
 
-What a container has of its own (network, folders, the token's file) is this machine's, so ports and paths are put in.
+What a container has of its own (network, folders, the token's file) is this machine's, so ports and paths are put in. There is no
+kubelet that would mount Secrets, so parts call each other without TLS.
 """
 
 import os
@@ -49,7 +50,7 @@ class ServedOnKubernetes(Served):
         self._model_cache = model_cache or root / "models"
         self._run_dir = Path(tempfile.mkdtemp(prefix="ae-"))  # short, since the paths of Unix sockets are
         only_node(server, self.node)
-        self.installed: Installed = install(chart, server, self.node, one_namespace=True, reads_secrets=True)
+        self.installed: Installed = install(chart, server, self.node, one_namespace=True, reads_secrets=True, tls=False)
         self.namespace = self.installed.watched
         self._declared: dict[str, list[dict[str, Any]]] = {}
         self._routers: list[Router] = []
