@@ -176,7 +176,7 @@ def test_what_was_filled_stays_over_upgrades_and_rollbacks_of_the_chart(apiserve
             apiserver.call("PATCH", f"{path(name)}?fieldManager=aerostat-operator", body, content_type=MERGE)
         for command in (
             ("upgrade", "aerostat", str(CHART), "--set=router.replicas=3"),
-            ("upgrade", "aerostat", str(CHART), "--set=fullnameOverride=aerostat", "--set=nameOverride=aerostat", "--force-conflicts"),
+            ("upgrade", "aerostat", str(CHART), "--force-conflicts"),
             ("rollback", "aerostat", "1"),
         ):
             helm(*command)
