@@ -107,7 +107,7 @@ class CertificateKeeper:
 
     async def _change_authorities(self, seen: _Seen, steps: Sequence[MakeAuthority | DropAuthority], checked: Checked) -> None:
         data: dict[str, bytes | None] = {}
-        told = []
+        told, names = [], []
         for step in steps:
             if isinstance(step, DropAuthority):
                 data |= {f"{step.id}.crt": None, f"{step.id}.key": None}
@@ -115,10 +115,11 @@ class CertificateKeeper:
             else:
                 made = OwnAuthority.make(step.validity)
                 data |= made.files()
-                checked.made.append(CA)
+                names.append(CA)
                 told.append(f"CA {made.id} is new, until {format_time(step.validity.until)}: {step.reason}")
         async with self._writing():
             await self._store.change(self._secrets.ca, Edit(data=data), version=seen.ca.version)
+        checked.made += names
         for line in told:
             _log.info("%s", line)
 

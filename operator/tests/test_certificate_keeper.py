@@ -204,6 +204,7 @@ async def test_a_write_that_somebody_was_faster_with_is_decided_anew() -> None:
         await asyncio.sleep(10.0)
     store.check_whole()
     assert [list(checked.failed.values()) for checked in seen] == [["Conflict"], ["Conflict"], []]
+    assert [sorted(checked.made) for checked in seen] == [[], sorted([CA, ROUTER, ENGINES]), [AGENT]]
     authorities, _ = read_authorities(store.stored[SECRETS.ca].data)
     assert len(authorities) == 1
 
