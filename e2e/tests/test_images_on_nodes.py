@@ -49,12 +49,13 @@ import sglang.srt.managers.scheduler
 from importlib.metadata import entry_points
 from aerostat_engine import plugin
 found = {e.value: e.load() for group in ("sglang.srt.platforms", "sglang.srt.plugins") for e in entry_points(group=group)}
-modules = [m for m in sys.modules.values() if (getattr(m, "__file__", None) or "").endswith(".py") and getattr(m, "__cached__", None)]
+files = {name: (vars(m).get("__file__"), vars(m).get("__cached__")) for name, m in sys.modules.items() if hasattr(m, "__dict__")}
+compiled = {name: cached for name, (file, cached) in files.items() if isinstance(cached, str) and str(file).endswith(".py")}
 print(json.dumps({
     "plugins": sorted(found),
     "version": sglang.__version__,
-    "n_modules": len(modules),
-    "uncompiled": [m.__name__ for m in modules if not pathlib.Path(m.__cached__).exists()],
+    "n_modules": len(compiled),
+    "uncompiled": [name for name, cached in compiled.items() if not pathlib.Path(cached).exists()],
 }))
 """
 

@@ -1,7 +1,8 @@
 """Builds the images of all components from `images/*/Dockerfile`, once, into the cache.
 
 `make images` does so ahead of the tests; a fixture that misses them builds them as well. What nothing changed in is known by
-a key and takes no time; a change of our own sources makes one small layer anew. Only the latest images are kept.
+a key and takes no time; a change of our own sources makes one small layer anew. The latest images are kept, and those before
+them: two trees that are worked on in turns do not build in turns.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,18 +32,22 @@ REPOSITORIES: Final = {  # as in the chart's values
     "engines": "aerostat/engines-cpu",
 }
 _PROGRAMS: Final = ("apt-get", "buildah", "debootstrap", "unshare")
+_KEPT: Final = 2
 _GIT_LIMIT: Final[Seconds] = 30.0
 
 
 def images(*, cache: Path | None = None, say: Say | None = None) -> dict[str, Image]:
     """By component, built where they are not there yet: some minutes with nothing cached. Raises BuildError."""
-    folder, say = (cache or default_cache()) / "images", say or say_on_stderr
-    if (found := _recorded(folder)) is None:
+    folder, say, key = (cache or default_cache()) / "component-images", say or say_on_stderr, _key()
+    record = folder / f"{key}.json"
+    if (found := _recorded(record)) is None:
         _require()
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder, "images", say):
-            if (found := _recorded(folder)) is None:  # another process may have built them meanwhile
-                found = _build(folder, say)
+            if (found := _recorded(record)) is None:  # another process may have built them meanwhile
+                found = _build(folder, key, say)
+                _record(record, found)
+    record.touch()  # used last
     return found
 
 
@@ -65,15 +70,11 @@ def _files(pattern: str) -> Iterator[Path]:
 def _key() -> str:
     """Of all that makes a difference to what is built."""
     made = hashlib.sha256(base_name().encode())
-    for path in [ROOT / ".dockerignore", *(_dockerfile(component) for component in REPOSITORIES), *context_files()]:
+    for path in [ROOT / ".dockerignore", *(ROOT / "images" / component / "Dockerfile" for component in REPOSITORIES), *context_files()]:
         content = path.read_bytes()
         made.update(f"{path.relative_to(ROOT)} {len(content)} ".encode())
         made.update(content)
     return made.hexdigest()
-
-
-def _dockerfile(component: str) -> Path:
-    return ROOT / "images" / component / "Dockerfile"
 
 
 def _require() -> None:
@@ -83,25 +84,42 @@ def _require() -> None:
         required(program)
 
 
-def _build(folder: Path, say: Say) -> dict[str, Image]:
-    key, buildah = _key(), Buildah(folder, say=say)
+def _build(folder: Path, key: str, say: Say) -> dict[str, Image]:
+    buildah = Buildah(folder, say=say)
     buildah.remove_unfinished()
-    base = ensure_base(buildah, folder / "scratch", say)
-    names = {component: f"{REGISTRY}/{repository}:{version()}" for component, repository in REPOSITORIES.items()}
-    tools = {component: f"localhost/aerostat-tools:{component}" for component in REPOSITORIES}
-    with tempfile.TemporaryDirectory(prefix="settings-", dir=folder) as settings:
+    _forget_old(folder, buildah)
+    base, found = ensure_base(buildah, folder / "scratch", say), {}
+    with tempfile.TemporaryDirectory(prefix="settings-", dir=folder / "scratch") as settings:
         mounts, arguments = installer_mounts(Path(settings)), {"BASE": base, "VERSION": version(), "REVISION": _revision()}
-        for component, name in names.items():
+        for component, repository in REPOSITORIES.items():
             began = time.monotonic()
+            dockerfile, built, tools = ROOT / "images" / component / "Dockerfile", _built_name(component, key), _tools_name(component, key)
             # An image of its own: this buildah cannot mount a stage that it built before, and keeps for long only what has a name.
-            buildah.build(tools[component], _dockerfile(component), ROOT, arguments={"BASE": base}, mounts=mounts, target="tools")
-            stages = {"tools": tools[component]}
-            buildah.build(name, _dockerfile(component), ROOT, arguments=arguments, mounts=mounts, stages=stages)
-            say(f"{name}: built in {time.monotonic() - began:.0f} s, {buildah.image(name).n_bytes / 1e6:.0f} MB")
-    buildah.keep([base, *names.values(), *tools.values()])
-    found = {component: buildah.image(name) for component, name in names.items()}
-    _record(folder, key, found)
+            buildah.build(tools, dockerfile, ROOT, arguments={"BASE": base}, mounts=mounts, target="tools")
+            buildah.build(built, dockerfile, ROOT, arguments=arguments, mounts=mounts, stages={"tools": tools})
+            found[component] = replace(buildah.image(built), name=f"{REGISTRY}/{repository}:{version()}")
+            say(f"{found[component].name}: built in {time.monotonic() - began:.0f} s, {found[component].n_bytes / 1e6:.0f} MB")
     return found
+
+
+def _forget_old(folder: Path, buildah: Buildah) -> None:
+    """But for those that were used last, of which one less than is kept, since others come now."""
+    records = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for record in records[_KEPT - 1 :]:
+        record.unlink()
+    kept = [
+        name(component, record.stem) for record in records[: _KEPT - 1] for component in REPOSITORIES for name in (_built_name, _tools_name)
+    ]
+    buildah.keep([base_name(), *kept])
+
+
+def _built_name(component: str, key: str) -> str:
+    """In the builder's storage, where those of several trees are."""
+    return f"localhost/built-{component}:{key[:12]}"
+
+
+def _tools_name(component: str, key: str) -> str:
+    return f"localhost/tools-{component}:{key[:12]}"
 
 
 def _revision() -> str:
@@ -111,21 +129,19 @@ def _revision() -> str:
     return done.stdout.strip()
 
 
-def _record(folder: Path, key: str, found: Mapping[str, Image]) -> None:
-    written = folder / "images.json.new"
-    written.write_text(json.dumps({"key": key, "images": {component: asdict(image) for component, image in found.items()}}, default=str))
-    written.replace(folder / "images.json")
+def _record(record: Path, found: Mapping[str, Image]) -> None:
+    written = record.with_suffix(".new")
+    written.write_text(json.dumps({component: asdict(image) for component, image in found.items()}, default=str))
+    written.replace(record)
 
 
-def _recorded(folder: Path) -> dict[str, Image] | None:
-    """None where they are not those of this tree."""
+def _recorded(record: Path) -> dict[str, Image] | None:
+    """None where they are not there."""
     try:
-        record: dict[str, Any] = json.loads((folder / "images.json").read_text())
+        read: dict[str, Any] = json.loads(record.read_text())
     except FileNotFoundError:
         return None
-    if record["key"] != _key():
-        return None
-    found = {component: _parse(image) for component, image in record["images"].items()}
+    found = {component: _parse(image) for component, image in read.items()}
     return found if all(layer.folder.is_dir() for image in found.values() for layer in image.layers) else None
 
 
