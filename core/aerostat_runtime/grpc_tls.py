@@ -57,7 +57,7 @@ class OnlyFrom(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(self._streamed(handler.unary_stream), **formats)
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(self._single(handler.unary_unary), **formats)
-        raise NotImplementedError("a method that takes a stream has no check of its peer")
+        raise TypeError("a method that takes a stream has no check of its peer")
 
     def _single(self, method: Callable[[Any, _Context], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def checked(request: Any, context: _Context) -> Any:

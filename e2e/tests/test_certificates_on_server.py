@@ -14,9 +14,10 @@ from aerostat_core.ids import NamespacedName, Seconds
 from aerostat_core.peers import AGENT, ENGINES, ROUTER
 from aerostat_operator.policy.certificates import LEAF_LIFE, Leaf
 from aerostat_operator.secret_store import Edit, KubernetesSecrets
-from aerostat_operator.x509 import BUNDLE, CERTIFICATE, KEY, read_authorities, read_bundle, read_leaf
+from aerostat_operator.x509 import read_authorities, read_bundle, read_leaf
 from aerostat_runtime.clock import SystemClock
 from aerostat_runtime.cluster.kubernetes_connection import Connection, Target
+from aerostat_runtime.tls import AUTHORITIES, CERTIFICATE, KEY
 from aerostat_testing.kubernetes.apiserver import ApiServer
 from aerostat_testing.kubernetes.chart import CHART, Chart
 from aerostat_testing.kubernetes.installed import Installed, install
@@ -75,7 +76,7 @@ def is_whole(server: ApiServer, namespace: str, nodes: str) -> bool:
         leaf = read_leaf(data, authorities)
         if not isinstance(leaf, Leaf):
             return False
-        assert data.keys() == {CERTIFICATE, KEY, BUNDLE}
+        assert data.keys() == {CERTIFICATE, KEY, AUTHORITIES}
         assert read_bundle(data) == {a.id for a in authorities}
         assert leaf.issuer in read_bundle(data)
         assert leaf.names == {name}

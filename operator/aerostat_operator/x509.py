@@ -17,10 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from aerostat_core.ids import Seconds
 from aerostat_operator.policy.certificates import Authority, AuthorityId, Leaf, Validity
+from aerostat_runtime.tls import AUTHORITIES, CERTIFICATE, KEY
 
-CERTIFICATE: Final = "tls.crt"
-KEY: Final = "tls.key"
-BUNDLE: Final = "ca.crt"
 _ID_CHARS: Final = 16
 _HASH: Final = hashes.SHA256()
 _UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm)
@@ -112,13 +110,13 @@ def read_leaf(data: Mapping[str, bytes], authorities: Iterable[OwnAuthority]) ->
 def read_bundle(data: Mapping[str, bytes]) -> frozenset[AuthorityId]:
     """Whom a part trusts; nobody where that cannot be read."""
     try:
-        return frozenset(id_of(c) for c in x509.load_pem_x509_certificates(data.get(BUNDLE, b"")))
+        return frozenset(id_of(c) for c in x509.load_pem_x509_certificates(data.get(AUTHORITIES, b"")))
     except _UNREADABLE:
         return frozenset()
 
 
 def bundle(authorities: Iterable[OwnAuthority]) -> dict[str, bytes]:
-    return {BUNDLE: b"".join(pem(a.certificate) for a in sorted(authorities, key=lambda a: a.id))}
+    return {AUTHORITIES: b"".join(pem(a.certificate) for a in sorted(authorities, key=lambda a: a.id))}
 
 
 def id_of(certificate: x509.Certificate) -> AuthorityId:

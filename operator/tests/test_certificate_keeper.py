@@ -16,7 +16,8 @@ from aerostat_operator.leader import NotLeadingError
 from aerostat_operator.metrics import Metrics
 from aerostat_operator.policy.certificates import AUTHORITY_LIFE, DAY, LEAF_LIFE, RENEW_AT, Leaf
 from aerostat_operator.secret_store import Edit, Stored
-from aerostat_operator.x509 import BUNDLE, CERTIFICATE, KEY, read_authorities, read_bundle, read_leaf
+from aerostat_operator.x509 import read_authorities, read_bundle, read_leaf
+from aerostat_runtime.tls import AUTHORITIES, CERTIFICATE, KEY
 from aerostat_testing.agent_fakes import LoopClock
 
 pytestmark = [pytest.mark.cpu, pytest.mark.looptime]
@@ -77,7 +78,7 @@ class MemorySecrets:
         authorities, damaged = read_authorities(self.stored[SECRETS.ca].data)
         assert not damaged
         for name in SECRETS.parts:
-            assert self.part(name).keys() == {CERTIFICATE, KEY, BUNDLE}
+            assert self.part(name).keys() == {CERTIFICATE, KEY, AUTHORITIES}
             assert read_bundle(self.part(name)) == {a.id for a in authorities}
             assert self.leaf(name).names == {name}
             assert self.leaf(name).issuer in {a.id for a in authorities}

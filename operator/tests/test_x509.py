@@ -11,8 +11,9 @@ from cryptography.x509 import SubjectAlternativeName, load_der_x509_certificate,
 from aerostat_core.ids import Seconds
 from aerostat_core.peers import AGENT, ENGINES, ROUTER
 from aerostat_operator.policy.certificates import DAY, LEAF_LIFE, SKEW, AuthorityId, Leaf, Validity
-from aerostat_operator.x509 import BUNDLE, CERTIFICATE, KEY, OwnAuthority, bundle, id_of, pem, read_authorities, read_bundle, read_leaf
+from aerostat_operator.x509 import OwnAuthority, bundle, id_of, pem, read_authorities, read_bundle, read_leaf
 from aerostat_runtime.clock import SystemClock
+from aerostat_runtime.tls import AUTHORITIES, CERTIFICATE, KEY
 
 pytestmark = pytest.mark.cpu
 NOW: Seconds = SystemClock().wall() // 1  # handshakes are judged by this machine's clock
@@ -34,7 +35,7 @@ def context(side: int, files: dict[str, bytes], folder: Path) -> ssl.SSLContext:
     made.verify_mode = ssl.CERT_REQUIRED
     made.verify_flags |= ssl.VERIFY_X509_STRICT
     made.load_cert_chain(folder / CERTIFICATE, folder / KEY)
-    made.load_verify_locations(folder / BUNDLE)
+    made.load_verify_locations(folder / AUTHORITIES)
     return made
 
 
@@ -164,7 +165,7 @@ def test_a_certificate_that_is_not_whole_says_why(authority: OwnAuthority, chang
 def test_an_empty_secret_holds_nothing() -> None:
     assert read_authorities({}) == ((), ())
     assert read_leaf({}, []) == "there is no certificate"
-    assert read_bundle({}) == read_bundle({BUNDLE: b"nothing"}) == frozenset[AuthorityId]()
+    assert read_bundle({}) == read_bundle({AUTHORITIES: b"nothing"}) == frozenset[AuthorityId]()
 
 
 def test_keys_are_in_no_log(authority: OwnAuthority) -> None:
