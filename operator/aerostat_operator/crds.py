@@ -1,7 +1,7 @@
 """`python -m aerostat_operator.crds`: give a cluster the CRDs of this release.
 
-Helm makes what lies in a chart's `crds/` once and never touches it again, so a hook of the chart runs this before each
-installation and upgrade. All CRDs are judged before any is written, and it returns when all are established.
+Helm itself never updates CRDs, or puts old ones over new ones, so a hook of the chart runs this before each installation and
+upgrade. All CRDs are judged before any is written, and it returns when all are established.
 """
 
 import argparse
