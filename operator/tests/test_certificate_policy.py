@@ -112,6 +112,7 @@ def whole(*, now: Seconds = START) -> World:
 # ---------------------------------------------------------------- years
 
 
+GONE: Seconds = SPREAD + HOUR  # an operator that died in the midst of its writes
 LOSSES = ["emptied", "bundle lost", "record lost", "wrong leaf"]
 QUIET = ("nothing", 0)
 EVENTS = st.lists(st.tuples(st.sampled_from(["nothing", "dies", *LOSSES]), st.integers(0, len(PARTS))), min_size=3, max_size=15)
@@ -126,7 +127,7 @@ def live(world: World, gaps: list[Seconds], events: list[tuple[str, int]], *, un
         happen(world, event, n)
         if event == "dies":
             world.check(n_writes=n)
-            world.pass_time(10.0)
+            world.pass_time(GONE)
         world.check()
         world.check_copies(world.now)
 
@@ -147,7 +148,7 @@ def happen(world: World, event: str, n: int) -> None:
             world.holdings[name] = replace(holding, leaf=replace(holding.leaf, names=frozenset({"other"})))
 
 
-@given(st.lists(st.floats(4 * HOUR, AWAY - HOUR), min_size=5, max_size=40), EVENTS)
+@given(st.lists(st.floats(4 * HOUR, AWAY - GONE), min_size=5, max_size=40), EVENTS)
 @settings(max_examples=15, deadline=None)
 def test_over_years_of_outages_deaths_and_losses_everybody_takes_everybodys_certificate(
     gaps: list[Seconds], events: list[tuple[str, int]]
