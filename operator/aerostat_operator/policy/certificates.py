@@ -188,9 +188,15 @@ def _signer(held: Held, leaf: Leaf | None, now: Seconds) -> Authority | None:
     Without a `leaf` there is nothing to wait with, and the oldest is the one that most copies are likely to have.
     """
     able = [a for a in held.authorities if a.can_sign and a.validity.covers(now)]
-    spread = [a for a in able if _signs_from(held, a.id, now) <= now]
+    spread = [a for a in able if _signs_from(held, a.id, now) <= now or _is_in_use(held, a.id, now)]
     same = [a for a in able if leaf is not None and a.id == leaf.issuer]
     return _newest(spread) or _newest(same) or (min(able, key=_age) if leaf is None else None)
+
+
+def _is_in_use(held: Held, authority: AuthorityId, now: Seconds) -> bool:
+    """For so long that all have it, whatever became of the record: it was in the bundles before it signed."""
+    leaves = [h.leaf for h in held.holdings if isinstance(h.leaf, Leaf) and h.leaf.issuer == authority]
+    return any(leaf.validity.covers(now) and now >= leaf.validity.since + SKEW + SPREAD for leaf in leaves)
 
 
 # ---------------------------------------------------------------- the Secrets of the parts
