@@ -11,7 +11,7 @@ QUICKSTART := .aerostat/quickstart
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock protos fmt lint test-fast kubernetes images test test-long up up-kubernetes cluster-tools cluster-build cluster-up cluster-shell cluster-image cluster-images cluster-down bench-quick clean
+.PHONY: help setup lock protos fmt lint test-fast kubernetes images test test-long up up-kubernetes cluster-tools cluster-build cluster-up cluster-shell cluster-image cluster-images cluster-down e2e bench-quick clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 16
@@ -88,6 +88,12 @@ cluster-images: $(READY) ## give all its nodes the images of all components, bui
 
 cluster-down: $(READY) ## end it, and remove what one left that was killed
 	@$(CLUSTER) down
+
+e2e: $(READY) ## install the chart on nodes with our own images, use it, upgrade it and break it (as root, after `make cluster-tools`)
+	@scripts/phase "building what nodes run (cached)" $(PY) -m aerostat_testing.kubernetes.build --nodes
+	@scripts/phase "building images (cached)" $(PY) -m aerostat_testing.kubernetes.images.build
+	@scripts/phase "the journey" $(PYTEST) -m e2e e2e/tests/test_journey.py
+	@scripts/phase "the journey broken" $(PYTEST) -m e2e e2e/tests/test_journey_broken.py
 
 bench-quick: $(READY) ## measure cached prompts, decode speed and the router (about nine minutes; QUICK=1: fewer runs)
 	@$(PY) e2e/bench/quick.py

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import yaml
 
@@ -36,6 +36,7 @@ PLANE: Final = "control-plane"
 _ASK_EVERY: Final[Seconds] = 0.2
 _DEPTH: Final = 2  # unshare lies between what starts a machine and the machine's first process
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 
 
@@ -183,7 +184,7 @@ class Nodes:
     def wait_until_ready(self, *names: str) -> None:
         """Since they were switched on."""
         what = f"{', '.join(names)} are ready; see {self.folder}/*/{LOGS}"
-        wait_for(_unhurried(lambda: self._are_ready(names)), what, limit=READY_LIMIT)
+        wait_for(unhurried(lambda: self._are_ready(names)), what, limit=READY_LIMIT)
 
     def is_serving(self) -> bool:
         """The API server."""
@@ -228,7 +229,7 @@ class Nodes:
         boot = Boot(hostname=PLANE, programs=programs, path=os.environ["PATH"], logs=str(logs), held=str(self._held(PLANE)))
         self._plane.boot(boot)
         self._control_plane.kubeconfig(ADMIN, self.kubeconfig)
-        wait_for(_unhurried(self.is_serving), f"the API server is ready; see {logs}", limit=READY_LIMIT)
+        wait_for(unhurried(self.is_serving), f"the API server is ready; see {logs}", limit=READY_LIMIT)
         self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(self._control_plane.dns_rights()))
         self._control_plane.start_dns()
         self._write_own_images()
@@ -275,10 +276,10 @@ class Nodes:
         return all(_is_ready_since(self._on_since.get(name, 0.0), states.get(name, ())) for name in names)
 
 
-def _unhurried(probe: Callable[[], bool]) -> Callable[[], bool]:
+def unhurried(probe: Callable[[], T]) -> Callable[[], T]:
     """What is waited for needs the processor more than kubectl does."""
 
-    def asked() -> bool:
+    def asked() -> T:
         if not (answer := probe()):
             time.sleep(_ASK_EVERY)
         return answer

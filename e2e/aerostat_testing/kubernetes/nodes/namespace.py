@@ -1,8 +1,8 @@
-"""A namespace of one test on the nodes, and what is kept of it when the test fails."""
+"""A namespace of a test on the nodes, and what is kept of it when the test fails."""
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,11 @@ _LIMIT: Final[Seconds] = 20.0
 
 
 class NodesNamespace:
-    def __init__(self, nodes: Nodes) -> None:
-        """Make one, in which pods can be created when it returns."""
+    def __init__(self, nodes: Nodes, name: str = "", *, labels: Mapping[str, str] | None = None) -> None:
+        """Make one, in which pods can be created when it returns. Without a name it gets one of its own."""
         self.nodes = nodes
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"generateName": "test-"}}
+        named = {"name": name} if name else {"generateName": "test-"}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {**named, "labels": dict(labels or {})}}
         created = nodes.kubectl("create", "--filename=-", "--output=name", stdin=yaml.safe_dump(body))
         self.name = created.strip().removeprefix("namespace/")
         wait_for(self._has_account, f"{self.name} has its ServiceAccount", limit=_LIMIT)
@@ -54,11 +55,9 @@ class NodesNamespace:
         (folder / "objects.yaml").write_text(_told(self._objects))
         (folder / "events.txt").write_text(_told(lambda: self.kubectl("get", "events", "--sort-by=.lastTimestamp", "--output=wide")))
         (folder / "pods.txt").write_text(_told(lambda: self.kubectl("describe", "pods")))
-        (folder / "nodes.txt").write_text(_told(lambda: self.nodes.kubectl("describe", "nodes")))
         for name, command in self._log_commands():
             (folder / name).write_text(_told(partial(self.kubectl, *command)))
-        for log in self.nodes.logs():
-            shutil.copy(log, folder / f"{log.relative_to(self.nodes.folder).parts[0]}-{log.name}")
+        collect_nodes(self.nodes, folder)
 
     def _has_account(self) -> bool:
         try:
@@ -83,6 +82,13 @@ class NodesNamespace:
                 restarts = [s["restartCount"] for s in pod["status"].get("containerStatuses", ()) if s["name"] == container["name"]]
                 if any(restarts):
                     yield f"{name}-{container['name']}-before.log", [*command, "--previous"]
+
+
+def collect_nodes(nodes: Nodes, folder: Path) -> None:
+    """What the nodes are like, and the logs of all programs that make the cluster."""
+    (folder / "nodes.txt").write_text(_told(lambda: nodes.kubectl("describe", "nodes")))
+    for log in nodes.logs():
+        shutil.copy(log, folder / f"{log.relative_to(nodes.folder).parts[0]}-{log.name}")
 
 
 def _told(ask: Callable[[], str]) -> str:
