@@ -193,7 +193,7 @@ def test_a_rollback_brings_back_the_values_and_leaves_the_schemas(release: Relea
 def test_what_stays_after_an_uninstall_are_objects_schemas_and_weights(release: Release, tell: Tell) -> None:
     began = time.monotonic()
     release.helm("uninstall", release.name, "--wait", "--timeout=4m")
-    release.wait_for(lambda: not any(release.pods(c) for c in ("operator", "router", "agent", "engines")), "no pod is left", limit=120)
+    release.wait_for(lambda: not release.pod_names(), lambda: f"no pod is left; left are {release.pod_names()}", limit=120)
     tell(f"helm uninstall --wait: {time.monotonic() - began:.1f} s")
     assert {item["metadata"]["name"] for item in release.team.get("models")["items"]} == set(MODELS)
     assert all(any((release.nodes.disk(name) / "var/cache/aerostat/models").iterdir()) for name in release.nodes.names)

@@ -84,7 +84,9 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with $placed.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $placed.affinity }}
+{{- $apart := dict }}
+{{- if has $component (list "operator" "router") }}{{ $apart = include "aerostat.apart" (list $ $component) | fromYaml }}{{ end }}
+{{- with mergeOverwrite $apart (deepCopy ($placed.affinity | default dict)) }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
@@ -130,17 +132,20 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Replicas on different nodes and zones where that is possible: (list . "router"). */}}
-{{- define "aerostat.spread" -}}
+{{/* Replicas on different nodes and zones where that is possible: (list . "router"). No topologySpreadConstraints: where one names
+     zones, the scheduler spreads nothing over nodes that have none. */}}
+{{- define "aerostat.apart" -}}
 {{- $labels := include "aerostat.selectorLabels" . -}}
-{{- range $topology := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
-- maxSkew: 1
-  topologyKey: {{ $topology }}
-  whenUnsatisfiable: ScheduleAnyway
-  labelSelector:
-    matchLabels: {{- $labels | nindent 6 }}
-  matchLabelKeys: [pod-template-hash]
-{{- end }}
+podAntiAffinity:
+  preferredDuringSchedulingIgnoredDuringExecution:
+    {{- range $topology := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: {{ $topology }}
+        labelSelector:
+          matchLabels: {{- $labels | nindent 12 }}
+        matchLabelKeys: [pod-template-hash]
+    {{- end }}
 {{- end }}
 
 {{/* A part's certificate, key and trusted CAs. The pod waits until the operator has made them. */}}

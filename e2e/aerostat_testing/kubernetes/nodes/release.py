@@ -147,6 +147,11 @@ class Release:
             limit=limit,
         )
 
+    def pod_names(self) -> list[str]:
+        """Of all, those that are being deleted too."""
+        spaces = (self.system, self.node_pods)
+        return [name for space in spaces for name in space.kubectl("get", "pods", "--output=name").split()]
+
     def pod_table(self) -> str:
         return "\n".join(space.kubectl("get", "pods", "--output=wide") for space in (self.system, self.node_pods))
 
