@@ -32,9 +32,14 @@ def start_preparing(
     return subprocess.Popen([*under, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def outcome(process: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and what it said, line by line."""
-    said, complaints = process.communicate(timeout=LIMIT)
+def outcome(process: subprocess.Popen[str], *, limit: Seconds = LIMIT) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and what it said, line by line. One that takes longer is killed."""
+    try:
+        said, complaints = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     lines = [json.loads(line) for line in said.splitlines()]
     assert lines, f"it ended with {process.returncode} and said nothing: {complaints[-2000:]}"
     return process.returncode, lines

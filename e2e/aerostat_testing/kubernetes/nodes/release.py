@@ -35,6 +35,7 @@ READY_LIMIT: Final[Seconds] = 300.0
 PODS_LIMIT: Final[Seconds] = 180.0
 HELM_LIMIT: Final[Seconds] = 300.0
 GONE_LIMIT: Final[Seconds] = 120.0
+PREPARE_LIMIT: Final[Seconds] = 900.0  # to fetch and convert a model, once for a machine
 VALUES: Final[dict[str, Any]] = {
     "image": {"registry": "localhost"},
     "nodes": {"namespace": NODE_NAMESPACE},
@@ -174,7 +175,7 @@ class Release:
         """Every node has these in its cache before anything of ours runs there, as nodes without a way out must."""
         cache = Path.home() / ".cache/aerostat/models"
         for uri in uris:
-            code, said = outcome(start_preparing(uri, cache))
+            code, said = outcome(start_preparing(uri, cache), limit=PREPARE_LIMIT)
             assert code == 0, said
         for name in self.nodes.names:
             place = self.nodes.disk(name) / _CACHE
