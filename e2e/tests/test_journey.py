@@ -167,7 +167,7 @@ def test_an_upgrade_brings_values_and_schemas_under_live_streams(release: Releas
         began = time.monotonic()
         changed = {"router": {"replicas": 3, "logLevel": "debug"}, "agent": {"podAnnotations": {"example.com/changed": "yes"}}}
         release.upgrade(changed, "--wait", "--timeout=4m")
-        release.wait_replaced("agent", agents)
+        release.wait_replaced("agent", agents, 2)
         release.wait_pods("router", 3)
     tell(f"helm upgrade --wait: {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole

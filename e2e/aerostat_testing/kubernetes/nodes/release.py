@@ -139,12 +139,12 @@ class Release:
 
         return self.wait_for(all_ready, lambda: f"{count} pods of {component} are ready; {self.pod_table()}", limit=limit)
 
-    def wait_replaced(self, component: str, old: Iterable[dict[str, Any]], *, limit: Seconds = PODS_LIMIT) -> None:
-        """Until as many others are ready."""
+    def wait_replaced(self, component: str, old: Iterable[dict[str, Any]], count: int, *, limit: Seconds = PODS_LIMIT) -> None:
+        """Until so many are ready, and none of the old ones is among them."""
         uids = {pod["metadata"]["uid"] for pod in old}
         self.wait_for(
-            lambda: not uids & {p["metadata"]["uid"] for p in self.wait_pods(component, len(uids), limit=limit)},
-            f"the pods of {component} are others",
+            lambda: not uids & {p["metadata"]["uid"] for p in self.wait_pods(component, count, limit=limit)},
+            lambda: f"the pods of {component} are others; {self.pod_table()}",
             limit=limit,
         )
 
