@@ -137,7 +137,8 @@ def test_a_pool_shrinks_to_one_node_and_grows_again(release: Release, http: Door
         _select(release, {SERVING: "yes"})
         release.wait_for(lambda: release.places().get("coder") == {kept}, "the model is served where the Pool still is", limit=240)
         release.wait_for(lambda: len(release.team.get("instances")["items"]) == 1, "the other Instance is gone", limit=120)
-    tell(f"a Pool shrinks to {kept}: {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
+        took = time.monotonic() - began
+    tell(f"a Pool shrinks to {kept}: {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole or client.error
     release.nodes.kubectl("label", "node", gone, f"{SERVING}=yes")
     began = time.monotonic()
@@ -153,7 +154,8 @@ def test_a_cordoned_node_is_left_without_a_broken_stream(release: Release, http:
         began = time.monotonic()
         release.nodes.kubectl("cordon", node)
         release.wait_for(lambda: release.places().get("coder") == others, "the model is served elsewhere", limit=240)
-    tell(f"{node} is cordoned, coder on {others}: {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
+        took = time.monotonic() - began
+    tell(f"{node} is cordoned, coder on {others}: {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     release.nodes.kubectl("uncordon", node)
     assert client.is_whole
     assert load.away(began) == 0.0
@@ -169,7 +171,8 @@ def test_an_upgrade_brings_values_and_schemas_under_live_streams(release: Releas
         release.upgrade(changed, "--wait", "--timeout=4m")
         release.wait_replaced("agent", agents, 2)
         release.wait_pods("router", 3)
-    tell(f"helm upgrade --wait: {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
+        took = time.monotonic() - began
+    tell(f"helm upgrade --wait: {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole
     assert load.away(began) == 0.0
     assert FIELD in _routing_fields(release), "the schema came with the upgrade"
@@ -183,7 +186,8 @@ def test_a_rollback_brings_back_the_values_and_leaves_the_schemas(release: Relea
         began = time.monotonic()
         release.helm("rollback", release.name, "1", "--wait", "--timeout=4m")
         release.wait_pods("router", 2)
-    tell(f"helm rollback --wait: {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
+        took = time.monotonic() - began
+    tell(f"helm rollback --wait: {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole
     assert load.away(began) == 0.0
     assert FIELD in _routing_fields(release)

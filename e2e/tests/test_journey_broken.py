@@ -60,8 +60,9 @@ def test_a_killed_agent_process_breaks_no_stream(whole: Release, http: Door, tel
         agent.kill()
         whole.wait_for(lambda: _restarts(whole, node) > 0, "the container is started again", limit=60)
         whole.wait_pods("agent", 2)
+        took = time.monotonic() - began
         load.wait_answered(limit=60)
-    tell(f"agent killed: ready after {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
+    tell(f"agent killed: ready after {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole
     assert load.away(began) == 0.0
     assert _engine_pids(whole, node) == engines, "engines are adopted, not started again"
@@ -74,8 +75,9 @@ def test_a_deleted_agent_pod_breaks_no_stream(whole: Release, http: Door, tell: 
         began = time.monotonic()
         whole.delete_pod(pod)
         whole.wait_replaced("agent", [pod], 2)
+        took = time.monotonic() - began
         load.wait_answered(limit=60)
-    tell(f"agent pod deleted: another ready after {time.monotonic() - began:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
+    tell(f"agent pod deleted: another ready after {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole
     assert load.away(began) == 0.0
     assert _engine_pids(whole, node) == engines
@@ -116,7 +118,8 @@ def test_a_node_without_power_is_replaced_and_welcome_back(whole: Release, http:
         whole.wait_for(lambda: "node1" in whole.places()[lost], "the model is open on the other node", limit=BACK_LIMIT)
         away.wait_answered(limit=BACK_LIMIT)
         here.wait_answered(limit=BACK_LIMIT)
-    tell(f"node2 without power: {lost} again after {time.monotonic() - began:.1f} s; its stream: {client.ending}")
+        took = time.monotonic() - began
+    tell(f"node2 without power: {lost} again after {took:.1f} s; its stream: {client.ending}")
     tell(f"calls of {lost}: {away.told(began)}; of {kept}: {here.told(began)}")
     assert not client.is_whole
     assert client.error == "upstream_disconnected" or client.failure is not None, "nobody takes what came for the whole"
