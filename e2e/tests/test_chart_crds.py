@@ -44,7 +44,7 @@ def hook(chart: Chart, server: ApiServer) -> list[Resource]:
 
 @pytest.fixture
 def no_crds(server: ApiServer) -> None:
-    server.kubectl("delete", "crds", "--all", "--wait", "--timeout=30s")
+    server.kubectl("delete", "crds", "--all", "--wait", "--timeout=55s")
 
 
 def run(server: ApiServer, hook: list[Resource], *more: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from aerostat_testing.kubernetes.operators import (
     LEASE_DURATION,
     MERGE,
     OperatorProcess,
+    event_notes,
     events,
     objects,
     only_node,
@@ -141,7 +142,8 @@ def test_a_kill_in_the_midst_of_a_run_leaves_nothing_that_the_next_one_does_not_
         now = events(apiserver, namespace)
     assert set(told) <= set(now)
     assert all(count == 1 for _, _, count in now), now
-    assert len({(name, reason) for name, reason, _ in now}) == len(now), now
+    said = event_notes(apiserver, namespace)
+    assert len(set(said)) == len(said), said
 
 
 def test_of_two_operators_one_writes_and_the_other_takes_over_when_it_dies_or_stops(

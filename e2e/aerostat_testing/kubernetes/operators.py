@@ -140,5 +140,14 @@ def report_open(server: ApiServer, namespace: str) -> None:
 
 def events(server: ApiServer, namespace: str) -> list[tuple[str, str, int]]:
     """(object, reason, how often it was told)."""
-    found = server.call("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
-    return sorted((e["regarding"]["name"], e["reason"], (e.get("series") or {}).get("count", 1)) for e in found)
+    return sorted((e["regarding"]["name"], e["reason"], (e.get("series") or {}).get("count", 1)) for e in _events(server, namespace))
+
+
+def event_notes(server: ApiServer, namespace: str) -> list[tuple[str, str, str]]:
+    """(object, reason, words)."""
+    return sorted((e["regarding"]["name"], e["reason"], e["note"]) for e in _events(server, namespace))
+
+
+def _events(server: ApiServer, namespace: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.call("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    return found
