@@ -27,6 +27,7 @@ from aerostat_runtime.cluster.port import Kind
 from aerostat_runtime.grpc_tls import peer_channel
 from aerostat_runtime.tls import TlsFolder
 from aerostat_testing.certificates import Authority
+from aerostat_testing.command_lines import command_line
 from aerostat_testing.waiting import eventually
 
 LIMIT: Final[Seconds] = 60.0  # generous: it only matters on a machine that is overloaded, or when something is wrong
@@ -87,7 +88,7 @@ class NodeProcesses:
         assert self.keeper is not None
         found = {}
         for process in psutil.Process(self.keeper.pid).children():
-            argv = process.cmdline() if process.is_running() and process.status() != psutil.STATUS_ZOMBIE else []
+            argv = command_line(process)
             if argv and argv[-1].startswith("{"):
                 found[argv[-1].split('"model": "')[1].split('"')[0]] = process
         return found

@@ -19,6 +19,7 @@ import psutil
 from aerostat.v1 import telemetry_pb2, telemetry_pb2_grpc
 from aerostat_core.ids import Seconds
 from aerostat_runtime.cluster.port import Kind
+from aerostat_testing.command_lines import command_line
 from aerostat_testing.waiting import wait_for
 
 READY_LIMIT: Final[Seconds] = 180.0
@@ -119,10 +120,10 @@ class Served(ABC):
 
     def descendants(self, word: str = "") -> list[psutil.Process]:
         """All processes below the parent whose command line has that word."""
-        return [p for p in psutil.Process(self.pid).children(recursive=True) if word in " ".join(_command_line(p))]
+        return [p for p in psutil.Process(self.pid).children(recursive=True) if word in " ".join(command_line(p))]
 
     def engines(self) -> list[psutil.Process]:
-        return [p for p in self.descendants() if "aerostat_engine.launch" in _command_line(p)]
+        return [p for p in self.descendants() if "aerostat_engine.launch" in command_line(p)]
 
     def remember_family(self) -> None:
         """Note who belongs to it now, to find out later who outlived it."""
@@ -188,10 +189,3 @@ class Served(ABC):
 
 def ends_of(logs: list[Path], n_bytes: int) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_bytes()[-n_bytes:].decode(errors='replace')}" for path in sorted(logs))
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
