@@ -25,7 +25,7 @@ HELLO: Final = [{"role": "user", "content": "Hello!"}]
 LONG: Final = "The tide comes in and the tide goes out, and the gulls count every stone on the shore. " * 12
 N_LONG: Final = 150  # tokens that take seconds
 SERVING: Final = "example.com/serving"
-FIELD: Final = "replicaPenalty"  # of a Pool's `routing`
+FIELD: Final = "contextLength"  # of a Model: nobody misses it in the schema who does not use it
 
 
 @pytest.fixture(scope="module")
@@ -168,14 +168,14 @@ def test_an_upgrade_brings_values_and_schemas_under_live_streams(release: Releas
     with Load(http.url, *MODELS) as load, Listener(http.url, "assistant", n_tokens=N_LONG) as client:
         began = time.monotonic()
         changed = {"router": {"replicas": 3, "logLevel": "debug"}, "agent": {"podAnnotations": {"example.com/changed": "yes"}}}
-        release.upgrade(changed, "--wait", "--timeout=4m")
+        release.upgrade(changed, "--wait=legacy", "--timeout=4m")
         release.wait_replaced("agent", agents, 2)
         release.wait_pods("router", 3)
         took = time.monotonic() - began
     tell(f"helm upgrade --wait: {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole
     assert load.away(began) == 0.0
-    assert FIELD in _routing_fields(release), "the schema came with the upgrade"
+    assert FIELD in _spec_fields(release), "the schema came with the upgrade"
     assert not _uids(routers) & _uids(release.pods("router"))
     assert _uids(engines) == _uids(release.pods("engines")), "engines are never ended by an upgrade"
     release.wait_ready(*MODELS)
@@ -190,7 +190,7 @@ def test_a_rollback_brings_back_the_values_and_leaves_the_schemas(release: Relea
     tell(f"helm rollback --wait: {took:.1f} s; stream: {client.ending}; calls: {load.told(began)}")
     assert client.is_whole
     assert load.away(began) == 0.0
-    assert FIELD in _routing_fields(release)
+    assert FIELD in _spec_fields(release)
     release.wait_ready(*MODELS)
 
 
@@ -214,22 +214,23 @@ def _select(release: Release, labels: dict[str, str]) -> None:
     release.team.kubectl("patch", "pool", "cpu", "--type=merge", f"--patch={json.dumps({'spec': {'nodeSelector': labels}})}")
 
 
-def _pools_crd(release: Release) -> tuple[dict[str, Any], dict[str, Any]]:
-    """And in it, the schema of `spec.routing`."""
-    crd = release.nodes.get("crd", "pools.aerostat.dev")
+def _models_crd(release: Release) -> tuple[dict[str, Any], dict[str, Any]]:
+    """And in it, the fields of `spec`."""
+    crd = release.nodes.get("crd", "models.aerostat.dev")
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    return crd, schema["spec"]["properties"]["routing"]["properties"]
+    return crd, schema["spec"]["properties"]
 
 
-def _routing_fields(release: Release) -> set[str]:
-    return set(_pools_crd(release)[1])
+def _spec_fields(release: Release) -> set[str]:
+    return set(_models_crd(release)[1])
 
 
 def _forget_a_field(release: Release) -> None:
     """The cluster has the schema of a release before that field."""
-    crd, routing = _pools_crd(release)
-    del routing[FIELD]
+    crd, spec = _models_crd(release)
+    del spec[FIELD]
     release.nodes.kubectl("replace", "--filename=-", stdin=json.dumps(crd))
+    assert FIELD not in _spec_fields(release)
 
 
 def _uids(pods: list[dict[str, Any]]) -> set[str]:
