@@ -8,8 +8,10 @@ A peer is known by the name in its certificate (`aerostat_core.peers`), never by
 """
 
 import logging
+import math
 import os
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from aerostat_core.errors import SettingError
+from aerostat_core.ids import Seconds
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +27,9 @@ CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 AUTHORITIES: Final = "ca.crt"
 FILES: Final = (CERTIFICATE, KEY, AUTHORITIES)
+
+RETRY_AFTER: Final[Seconds] = 10.0
+"""Files that could not be read are read again then, changed or not."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -53,6 +59,7 @@ class TlsFolder:
         self._setting = setting
         self._seen = self._stamp()
         self._loaded = self._load()
+        self._retry_at: Seconds = math.inf
 
     @property
     def material(self) -> Material:
@@ -73,14 +80,18 @@ class TlsFolder:
         connection.context = self._current().server
 
     def _current(self) -> _Loaded:
-        stamp = self._stamp()
-        if stamp != self._seen:
+        stamp, now = self._stamp(), time.monotonic()
+        is_changed = stamp != self._seen
+        if is_changed or now >= self._retry_at:
             self._seen = stamp  # of before the reading: what changes during it is seen the next time
             try:
                 self._loaded = self._load()
-            except SettingError as error:
-                _log.error("%s What was read before stays in use.", error.message)
+            except (SettingError, OSError) as error:  # OSError: too many open files
+                self._retry_at = now + RETRY_AFTER
+                if is_changed:
+                    _log.error("%s What was read before stays in use.", error)
             else:
+                self._retry_at = math.inf
                 _log.info("read %s anew", self._path)
         return self._loaded
 

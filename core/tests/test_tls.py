@@ -1,8 +1,11 @@
 """A TLS folder over real sockets: who is let in, who is believed, and what a renewal changes for whom."""
 
 import asyncio
+import errno
 import logging
+import os
 import ssl
+import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from aerostat_core import peers
 from aerostat_core.errors import SettingError
-from aerostat_runtime.tls import AUTHORITIES, CERTIFICATE, KEY, TlsFolder
+from aerostat_runtime.tls import AUTHORITIES, CERTIFICATE, KEY, RETRY_AFTER, TlsFolder
 from aerostat_testing.certificates import EXPIRED, Authority, put_secret
 from aerostat_testing.loops import on_both_loops
 from aerostat_testing.raw_http import Peer, RawServer, connect, raw_server
@@ -142,6 +145,25 @@ def test_what_is_damaged_later_is_told_once_and_the_old_stays_in_use(
         authority.issue(engine, peers.ENGINES)
         assert folder.material is not before
     assert before.key.decode() not in caplog.text + repr(before)
+
+
+def test_what_could_not_be_read_for_want_of_files_is_read_later_though_it_does_not_change(
+    authority: Authority, engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TlsFolder(engine)
+    before = folder.material
+    authority.issue(engine, peers.ENGINES)
+    with monkeypatch.context() as busy:
+        busy.setattr(os, "memfd_create", _too_many_files)
+        assert folder.material is before
+    assert folder.material is before, "not at each connection"
+    later = time.monotonic() + RETRY_AFTER
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert folder.material is not before
+
+
+def _too_many_files(name: str) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,24 @@ def test_pods_run_where_and_as_the_values_say(chart: Chart) -> None:
         ),
         ({"agent.env": {"NODE_NAME": "mine"}}, "agent.env: NODE_NAME is set by the chart; leave it out"),
         ({"crds.applied": True}, "additional properties 'applied' not allowed"),
+        ({"nodes.modelCacheLimit": 500 << 30}, "/nodes/modelCacheLimit"),
+        ({"nodes.modelCacheLimit": "500m"}, "/nodes/modelCacheLimit"),
+        ({"nodes.extraVolumes": [{"name": "tls", "emptyDir": {}}]}, "/nodes/extraVolumes/0/name"),
+        ({"modelSecrets.namespaces": ["team", "serving"]}, "modelSecrets.namespaces: in serving lie the keys of our certificates"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers_and_the_value_to_change(chart: Chart, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ChartError) as refused:
         chart.render(namespace="serving", settings=settings)
     assert said in str(refused.value)
+
+
+def test_large_user_ids_are_written_as_they_are(chart: Chart) -> None:
+    objects = chart.render(namespace="serving", settings={"podSecurity": {"user": 1000660000, "group": 1000660000}})
+    for component in ("router", "agent", "engines"):
+        assert spec_of(objects, component)["securityContext"]["runAsUser"] == 1000660000
+    (folders,) = spec_of(objects, "engines")["initContainers"]
+    assert folders["args"][:2] == ["--owner=1000660000", "--group=1000660000"]
 
 
 @pytest.mark.parametrize(

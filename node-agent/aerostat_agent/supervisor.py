@@ -181,14 +181,14 @@ class Supervisor:
         self._node.touch()
 
     async def _start(self, want: Wanted, track: Track, now: Seconds) -> None:
-        preparation = self._weights.of(source_of(want.key.instance, want.model))
-        assert preparation is not None, "a start is planned only for what is prepared"
-        assert preparation.model is not None, "a start is planned only for what is prepared"
         try:
             port = await self._keeper.free_port()
         except KeeperRefusalError as error:
             self._not_started(want, track, now, error)
             return
+        preparation = self._weights.of(source_of(want.key.instance, want.model))
+        if preparation is None or preparation.model is None:
+            return  # it was evicted, or is looked at anew, since the start was planned: the next plan decides
         epoch = self._new_epoch()
         spec = self._node.specs[want.key.instance]
         what = launch(self._settings, self._keeper.site, port, spec, want, preparation.model, epoch)
@@ -248,8 +248,9 @@ class Supervisor:
         after = track.exited(now, failure)
         if after.attempts.last is not None:
             self._node.figures_of(track.key).n_failed += 1
-            if after.attempts.retry_at > now:
-                self._weights.forget(Path(note.prepared.path))  # its files may be why: they are looked at in the pause
+            if after.attempts.has_one_left:
+                # Its files may be why. Not before: looking takes the source, which may be away, or have another revision by now.
+                self._weights.forget(Path(note.prepared.path))
             _log.warning("%s failed: %s: %s", track.key, after.attempts.last.reason, after.attempts.last.message)
         self._node.tracks[track.key] = after
         self._node.engine_ended(track.key)

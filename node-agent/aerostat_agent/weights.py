@@ -144,6 +144,9 @@ class Weights:
             outcome = Failure(reason="PrepareNotStarted", message=str(error))
         except (FencedError, TemporaryError):
             return  # the keeper is lost, or another agent's: this agent ends, which is no fault of the source
+        except Exception as error:  # the task's edge: a model that nobody prepares any more must not look as if somebody did
+            _log.exception("preparing %s", source)
+            outcome = Failure(reason="PrepareFailed", message=redact(f"the agent could not follow the preparer: {error!r}"))
         if isinstance(outcome, Failure):
             _log.warning("preparing %s failed: %s: %s", source, outcome.reason, outcome.message)
             self._by_source[source] = Preparation(failure=outcome, retry_at=self._clock.monotonic() + RETRY_AFTER)

@@ -107,6 +107,7 @@ async def test_an_engine_that_keeps_dying_is_started_again_with_growing_pauses_a
             ended = now()
             process = await rig.started("a", after=process.epoch)
             starts.append(now() - ended)
+        assert rig.n_prepared == 2, "its files are looked at before the last try"
         rig.keeper.end(process.epoch, 1, "the very last line\n")
         await asyncio.sleep(100)
         assert rig.keeper.engines == {}
@@ -121,6 +122,17 @@ async def test_an_engine_that_keeps_dying_is_started_again_with_growing_pauses_a
         await rig.started("a")  # a new spec gets new tries
     for waited, delay in zip(starts, RESTART_DELAYS, strict=True):
         assert delay <= waited < delay + 0.5
+
+
+async def test_an_engine_that_died_is_started_again_though_its_source_is_away(tmp_path: Path) -> None:
+    rig = AgentRig(tmp_path)
+    rig.node.declare(instance_spec(instance_model("a")))
+    async with rig.running():
+        process = await rig.started("a")
+        rig.facts = {"error": {"reason": "HubUnreachable", "message": "no answer"}}
+        rig.keeper.end(process.epoch, 1, "out of memory\n")
+        await rig.started("a", after=process.epoch)
+        assert rig.n_prepared == 1
 
 
 async def test_secrets_do_not_reach_the_message(tmp_path: Path) -> None:

@@ -14,6 +14,13 @@
 {{- include "aerostat.checkOurs" (list $component $values) }}
 {{- with $values.resources }}{{ include "aerostat.checkResources" (list $component .) }}{{ end }}
 {{- end }}
+{{- if .Values.tls.enabled }}
+{{- range .Values.modelSecrets.namespaces }}
+{{- if has . (list $.Release.Namespace (include "aerostat.nodeNamespace" $)) }}
+{{- fail (printf "modelSecrets.namespaces: in %s lie the keys of our certificates, which agents would be allowed to read; declare Models with a secretRef in another namespace" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $seen := dict }}
 {{- range $pool := .Values.nodePools }}
 {{- $where := printf "nodePools[%s]" $pool.name }}

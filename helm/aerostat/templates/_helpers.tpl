@@ -91,10 +91,10 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ $.Values.podSecurity.user }}
-  runAsGroup: {{ $.Values.podSecurity.group }}
+  runAsUser: {{ $.Values.podSecurity.user | int64 }}
+  runAsGroup: {{ $.Values.podSecurity.group | int64 }}
   {{- if and $.Values.tls.enabled (has $component (list "router" "agent" "engines")) }}
-  fsGroup: {{ $.Values.podSecurity.group }} # who reads the key
+  fsGroup: {{ $.Values.podSecurity.group | int64 }} # who reads the key
   {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
@@ -192,8 +192,8 @@ podAntiAffinity:
   imagePullPolicy: {{ $.Values.image.pullPolicy }}
   command: [install, --directory, --mode=0700]
   args:
-    - --owner={{ $.Values.podSecurity.user }}
-    - --group={{ $.Values.podSecurity.group }}
+    - --owner={{ $.Values.podSecurity.user | int64 }}
+    - --group={{ $.Values.podSecurity.group | int64 }}
     - /run/aerostat
     - /var/cache/aerostat
   securityContext:

@@ -65,6 +65,10 @@ class Attempts:
     def is_exhausted(self) -> bool:
         return math.isinf(self.retry_at)
 
+    @property
+    def has_one_left(self) -> bool:
+        return self.n_failures == len(RESTART_DELAYS) and not self.is_exhausted
+
     def failed(self, failure: Failure, now: Seconds) -> Self:
         if failure.is_port_taken and self.n_ports_taken < MAX_PORT_RETRIES:
             return replace(self, n_ports_taken=self.n_ports_taken + 1, retry_at=now, last=failure)
