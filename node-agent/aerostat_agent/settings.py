@@ -53,7 +53,7 @@ def parse_settings(argv: Sequence[str] | None = None) -> Settings:
     parser = argparse.ArgumentParser(prog="python -m aerostat_agent", description="Aerostat's node agent")
     add = parser.add_argument
     add("--node", required=True, help="the name of this node, as Instances have it")
-    add("--cluster", required=True, help="where the objects are: folder:STATE")
+    add("--cluster", required=True, help="where the objects are: folder:STATE, or kubernetes:")
     add("--run-dir", type=Path, required=True, help="private folder of the node's sockets; keeper.sock is there")
     add("--model-cache", type=Path, required=True, help="where prepared models are kept")
     add("--model-cache-limit", default="", metavar="SIZE", help="such as 500Gi; what no Instance needs leaves for it (default: no limit)")

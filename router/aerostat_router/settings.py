@@ -28,7 +28,7 @@ class Settings:
 def parse_settings(argv: Sequence[str]) -> Settings:
     """Raises SettingError for a value that cannot work; argparse itself ends the process for unknown flags."""
     parser = argparse.ArgumentParser(prog="aerostat_router", description="Routes inference calls to the engines of an Aerostat cluster.")
-    parser.add_argument("--cluster", required=True, help="where the declared objects are: folder:STATE")
+    parser.add_argument("--cluster", required=True, help="where the declared objects are: folder:STATE, or kubernetes:")
     parser.add_argument("--listen", default="127.0.0.1:8080", help="HTTP API, host:port (default %(default)s)")
     parser.add_argument("--grpc-listen", default="127.0.0.1:0", help="gRPC API, host:port; port 0 lets the system choose")
     parser.add_argument("--admin-listen", default="127.0.0.1:0", help="health, metrics and admin API, host:port")
