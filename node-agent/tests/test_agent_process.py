@@ -158,7 +158,7 @@ async def _wake_and_delete(node: NodeProcesses, agent_address: str) -> None:
     await node.until_state("w", "Open")
     pids = [p.pid for p in node.engines.values()]
     assert len(pids) == 2
-    assert node.said("keeper").count("started ") == 5  # a twice, w once, one preparation for both and one before a's second start
+    assert node.said("keeper").count("started ") == 4  # a twice, w once, and one preparation for both
     (instance,) = await node.cluster.list(Kind.INSTANCE)
     await node.cluster.delete(Kind.INSTANCE, name_of(instance))
     await eventually(lambda: not node.engines, "the engines drained and ended", limit=60)
